@@ -1,0 +1,164 @@
+"""The report that a person reads: report.md, with plots as files next to it."""
+
+from __future__ import annotations
+
+import re
+import urllib.parse
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from normcheck.reporters import plots, summary, text
+from normcheck.reporters.summary import Finding, Judged
+from normcheck.results import Outcome, Result, Witness
+
+SUFFIX = ".md"
+MOST = 12
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A drawing as the report refers to it."""
+
+    title: str
+    caption: str
+    file: str
+
+
+def write(audit: Judged, path: Path) -> tuple[Path, ...]:
+    """Write the report, and its plots beside it where matplotlib is installed; the files written, the report first."""
+    drawings = plots.draw(audit)
+    files = [path.with_name(f"{path.stem}-{drawing.name}.png") for drawing in drawings]
+    for drawing, file in zip(drawings, files, strict=True):
+        file.write_bytes(drawing.png)
+    shown = [Plot(drawing.title, drawing.caption, file.name) for drawing, file in zip(drawings, files, strict=True)]
+    path.write_text(render(audit, shown, plots.missing() if not shown else ""), encoding="utf-8")
+    return (path, *files)
+
+
+def render(audit: Judged, shown: Sequence[Plot] = (), note: str = "") -> str:
+    """The report as Markdown text.
+
+    Parameters
+    ----------
+    audit : what was found
+    shown : plots that lie beside the report
+    note : why there are none
+    """
+    page = _template().render(
+        audit=audit,
+        verdict=summary.verdict(audit),
+        meanings=summary.GRADES,
+        errors=summary.errors(audit),
+        warnings=summary.warnings(audit),
+        known=summary.known(audit),
+        ulps=_ulps(audit),
+        plots=shown,
+        note=note,
+        skips=_skips(audit),
+        command=audit.born.get("command", ""),
+        born=text.table(("fact", "value"), ([text.escaped(k), text.escaped(v)] for k, v in facts(audit.born))),
+    )
+    return re.sub(r"\n{3,}", "\n\n", page).strip() + "\n"
+
+
+def facts(born: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Where an audit was born as pairs of words, nested ones under their joined names."""
+    for name, value in born.items():
+        label = f"{prefix}{name}".replace("_", " ")
+        if isinstance(value, Mapping):
+            yield from facts(value, f"{label} ")
+        elif isinstance(value, list | tuple):
+            yield label, " ".join(map(str, value))
+        else:
+            yield label, str(value)
+
+
+def _grades(audit: Judged) -> str:
+    dtypes = summary.dtypes(audit)
+    shown = (Outcome.WARNED, Outcome.XFAILED, Outcome.PASSED, Outcome.SKIPPED)
+    columns = ["implementation", "norm", *map(text.escaped, dtypes), "errors:", "warnings:", "known:", "passed:", "skipped:"]
+    rows = (
+        [text.cell(row.implementation), text.cell(row.norm)]
+        + [text.escaped(row.grades.get(dtype, "")) for dtype in dtypes]
+        + [str(row.bad), *(str(row.counts.get(outcome, 0)) for outcome in shown)]
+        for row in summary.rows(audit)
+    )
+    return text.table(columns, rows)
+
+
+def _places(finding: Finding) -> str:
+    columns = ("dtype", "regime", "shape", "error:", "tolerance:", "unit", "error / tolerance:")
+    listed = text.table(*_filled(columns, [_place(result) for result in finding.where[:MOST]]))
+    more = len(finding.where) - MOST
+    return f"{listed}\n\nAnd {more} more, which audit.json holds." if more > 0 else listed
+
+
+def _filled(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> tuple[list[str], list[list[str]]]:
+    """The columns that say something in at least one row."""
+    kept = [i for i in range(len(columns)) if any(row[i] for row in rows)]
+    return [columns[i] for i in kept], [[row[i] for i in kept] for row in rows]
+
+
+def _place(result: Result) -> tuple[str, ...]:
+    where = (text.escaped(result.dtype), text.escaped(result.regime), " x ".join(map(str, result.shape)))
+    unit = "" if result.error is None else text.escaped(result.unit)
+    return (*where, text.number(result.error), text.number(result.tolerance), unit, text.number(result.ratio))
+
+
+def _ulps(audit: Judged) -> str:
+    regimes = summary.regimes(audit)
+    columns = ["implementation", "dtype", "correctly rounded:", *(f"{text.escaped(regime)}:" for regime in regimes)]
+    rows = [
+        [text.cell(errors.implementation), text.escaped(errors.dtype), _percent(errors.correctly_rounded)]
+        + [text.number(errors.ulp.get(regime)) for regime in regimes]
+        for errors in summary.ulps(audit)
+    ]
+    return text.table(columns, rows) if rows else ""
+
+
+def _skips(audit: Judged) -> str:
+    rows = [_skip(skip) for skip in summary.skips(audit)]
+    return text.table(("reason", "results:", "checks", "implementations"), rows) if rows else ""
+
+
+def _skip(skip: summary.Skip) -> tuple[str, ...]:
+    checks, implementations = map(text.escaped, skip.checks), map(text.cell, skip.implementations)
+    return (text.escaped(skip.reason), str(skip.count), ", ".join(checks), ", ".join(implementations))
+
+
+def _difference(witness: Witness) -> str:
+    if witness.got is None or witness.expected is None:
+        return ""
+    place = "" if witness.index is None else f" at element {witness.index} of the row"
+    return f"Got {_hexadecimal(witness.got)}, but should be {_hexadecimal(witness.expected)}{place}."
+
+
+def _hexadecimal(literal: str) -> str:
+    try:
+        return f"{text.code(literal)} ({float.fromhex(literal):.9g})"
+    except ValueError:
+        return text.code(literal)
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{100 * share:.1f} %"
+
+
+@cache
+def _template() -> jinja2.Template:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader(__package__),
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+        autoescape=False,  # noqa: S701 (this is no HTML; every value from outside goes through normcheck.reporters.text)
+    )
+    environment.filters |= {"escaped": text.escaped, "code": text.code, "block": text.block, "difference": _difference}
+    environment.filters |= {"url": urllib.parse.quote, "number_of": summary.number}
+    environment.globals |= {"grades": _grades, "places": _places}
+    return environment.get_template("report.md.jinja")

@@ -1,0 +1,244 @@
+"""What every report tells, taken from the results of an audit: verdict, grades, findings, skips and errors in ulp."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from normcheck.formats import FORMATS
+from normcheck.results import Outcome, Result, Witness
+
+K = TypeVar("K")
+
+GRADES = {
+    "A+": "within the bound of one strict summation tree, ceil(log2 D) additions deep",
+    "A": "within the bound of a summation tree 32 additions deeper, as a vectorized kernel has it",
+    "B": "within the bound of a sequential sum, which grows with D",
+    "F": "beyond every bound that its contract allows",
+    "-": "no shape could be judged",
+}
+
+
+class Judged(Protocol):
+    """What a report needs of an audit."""
+
+    @property
+    def results(self) -> Sequence[Result]:
+        """All results of the run."""
+
+    @property
+    def born(self) -> Mapping[str, Any]:
+        """Where, when, on what and by which command the audit was made."""
+
+    @property
+    def grades(self) -> Mapping[tuple[str, str], str]:
+        """The grade of each (implementation, dtype) that was judged for accuracy."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Results of one check on one implementation and layout that ended alike, worst first.
+
+    Attributes
+    ----------
+    check, implementation, norm, layout, device : what the results have in common
+    outcome : how they ended
+    results : worst first
+    """
+
+    check: str
+    implementation: str
+    norm: str
+    layout: str
+    device: str
+    outcome: Outcome
+    results: tuple[Result, ...]
+
+    @property
+    def worst(self) -> Result:
+        """The result with the largest error beside its tolerance."""
+        return self.results[0]
+
+    @property
+    def witness(self) -> Witness | None:
+        """The worst input that can be shown."""
+        return next((result.witness for result in self.results if result.witness is not None), None)
+
+    @property
+    def where(self) -> tuple[Result, ...]:
+        """The worst result of each dtype and regime, worst first."""
+        first: dict[tuple[str, str], Result] = {}
+        for result in self.results:
+            first.setdefault((result.dtype, result.regime), result)
+        return tuple(first.values())
+
+
+@dataclass(frozen=True)
+class Row:
+    """One implementation in the summary: its grade by dtype, and how many of its results ended in each outcome."""
+
+    implementation: str
+    norm: str
+    grades: Mapping[str, str]
+    counts: Mapping[Outcome, int]
+
+    @property
+    def bad(self) -> int:
+        """How many results make the audit fail."""
+        return sum(n for outcome, n in self.counts.items() if outcome.bad)
+
+
+@dataclass(frozen=True)
+class Skip:
+    """Why something was not judged, and what that was."""
+
+    reason: str
+    checks: tuple[str, ...]
+    implementations: tuple[str, ...]
+    count: int
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Worst error in ulp of one implementation in one dtype, by regime; and the smallest share of correctly rounded outputs."""
+
+    implementation: str
+    dtype: str
+    ulp: Mapping[str, float]
+    correctly_rounded: float | None
+
+
+def dtypes(audit: Judged) -> tuple[str, ...]:
+    """The dtypes that were judged, widest first."""
+    return _ordered((result.dtype for result in audit.results), tuple(FORMATS))
+
+
+def rows(audit: Judged) -> tuple[Row, ...]:
+    """One row for each implementation, in the order of the audit."""
+    grades: dict[str, dict[str, str]] = {}
+    for (implementation, dtype), grade in audit.grades.items():
+        grades.setdefault(implementation, {})[dtype] = grade
+    return tuple(
+        Row(name, results[0].norm, grades.get(name, {}), _count(result.outcome for result in results))
+        for name, results in _group(audit.results, lambda result: result.implementation).items()
+    )
+
+
+def findings(audit: Judged, *outcomes: Outcome) -> tuple[Finding, ...]:
+    """Results that ended in one of these outcomes, grouped by implementation, check, device and layout; the worst group first."""
+    chosen = sorted((result for result in audit.results if result.outcome in outcomes), key=_badness, reverse=True)
+    groups = _group(chosen, lambda r: (r.outcome, r.implementation, r.norm, r.check, r.device, r.layout))
+    found = (
+        Finding(r[0].check, r[0].implementation, r[0].norm, r[0].layout, r[0].device, r[0].outcome, tuple(r))
+        for r in groups.values()
+    )
+    return tuple(sorted(found, key=lambda finding: outcomes.index(finding.outcome)))
+
+
+def errors(audit: Judged) -> tuple[Finding, ...]:
+    """What makes the audit fail."""
+    return findings(audit, *(outcome for outcome in Outcome if outcome.bad))
+
+
+def warnings(audit: Judged) -> tuple[Finding, ...]:
+    """What does not make the audit fail, but may hurt somebody."""
+    return findings(audit, Outcome.WARNED)
+
+
+def known(audit: Judged) -> tuple[Finding, ...]:
+    """What the ledger of verified upstream faults speaks of: failures that it expects, and passes that it does not."""
+    return findings(audit, Outcome.XFAILED, Outcome.XPASSED)
+
+
+def skips(audit: Judged) -> tuple[Skip, ...]:
+    """What was not judged, by reason, the most frequent first."""
+    skipped = [result for result in audit.results if result.outcome is Outcome.SKIPPED]
+    groups = _group(skipped, lambda result: result.message)
+    found = (
+        Skip(reason, _ordered(r.check for r in results), _ordered(r.implementation for r in results), len(results))
+        for reason, results in groups.items()
+    )
+    return tuple(sorted(found, key=lambda skip: -skip.count))
+
+
+def regimes(audit: Judged) -> tuple[str, ...]:
+    """The regimes in which an error in ulp was measured, in the order of the audit."""
+    return _ordered(result.regime for result in audit.results if "ulp" in result.measures)
+
+
+def ulps(audit: Judged) -> tuple[Errors, ...]:
+    """The worst error in ulp by implementation, dtype and regime."""
+    measured = [result for result in audit.results if "ulp" in result.measures]
+    groups = _group(measured, lambda result: (result.implementation, result.dtype))
+    return tuple(Errors(name, dtype, _worst_ulp(r), _least_share(r)) for (name, dtype), r in groups.items())
+
+
+def verdict(audit: Judged) -> str:
+    """The audit in one sentence."""
+    judged = [row for row in rows(audit) if set(row.counts) != {Outcome.SKIPPED}]
+    total = number(sum(sum(row.counts.values()) for row in judged), "result")
+    if not judged:
+        return "Nothing was judged."
+    if not any(row.bad for row in judged):
+        return f"No implementation of {len(judged)} fails, in {total}{_notes(judged)}."
+    failing = sum(1 for row in judged if row.bad)
+    return (
+        f"{failing} of {number(len(judged), 'implementation')} {'fails' if failing == 1 else 'fail'}, in {total}{_notes(judged)}."
+    )
+
+
+def _notes(judged: Sequence[Row]) -> str:
+    warned = sum(1 for row in judged if Outcome.WARNED in row.counts)
+    expected = sum(1 for row in judged if Outcome.XFAILED in row.counts)
+    mended = sum(1 for row in judged if Outcome.XPASSED in row.counts)
+    notes = ((warned, "with warnings"), (expected, "with known upstream faults"), (mended, "with known faults that are mended"))
+    told = ", ".join(f"{n} {what}" for n, what in notes if n)
+    return f"; {told}" if told else ""
+
+
+def _worst_ulp(results: Sequence[Result]) -> dict[str, float]:
+    worst: dict[str, float] = {}
+    for result in results:
+        worst[result.regime] = max(worst.get(result.regime, 0.0), result.measures["ulp"], key=_rank)
+    return worst
+
+
+def _least_share(results: Sequence[Result]) -> float | None:
+    return min((r.measures["correctly_rounded"] for r in results if "correctly_rounded" in r.measures), default=None)
+
+
+def _rank(value: float) -> float:
+    return math.inf if math.isnan(value) else value
+
+
+def _badness(result: Result) -> tuple[float, bool]:
+    """How far beyond its tolerance a result is; one with a witness before one without."""
+    ratio = result.ratio
+    return (math.inf if ratio is None else _rank(ratio), result.witness is not None)
+
+
+def _group(results: Iterable[Result], key: Callable[[Result], K]) -> dict[K, list[Result]]:
+    groups: dict[K, list[Result]] = {}
+    for result in results:
+        groups.setdefault(key(result), []).append(result)
+    return groups
+
+
+def _count(outcomes: Iterable[Outcome]) -> dict[Outcome, int]:
+    counts: dict[Outcome, int] = {}
+    for outcome in outcomes:
+        counts[outcome] = counts.get(outcome, 0) + 1
+    return counts
+
+
+def _ordered(names: Iterable[str], order: Sequence[str] = ()) -> tuple[str, ...]:
+    """Each name once: first those in ``order``, in that order, then the others as they come."""
+    seen = tuple(dict.fromkeys(names))
+    return tuple(name for name in order if name in seen) + tuple(name for name in seen if name not in order)
+
+
+def number(n: int, thing: str) -> str:
+    """A count with its noun."""
+    return f"{n} {thing}{'' if n == 1 else 's'}"
