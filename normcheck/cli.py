@@ -1,0 +1,300 @@
+"""The command line: ``normcheck audit | check | list | explain | report``."""
+
+from __future__ import annotations
+
+import re
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import click
+
+import normcheck
+from normcheck.options import OptionError, checked, chosen, implementation_of, one_of
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from normcheck.audit import Audit
+    from normcheck.implementations import Implementation
+
+EXIT_CODES = """\b
+Exit codes:
+  0    all as expected; warnings and known upstream faults included
+  1    failures, or something broke, crashed or ran out of time
+  2    wrong usage
+  3    the audit itself could not run, or nothing could be judged
+  130  interrupted; what was measured until then is written
+"""
+PROFILES = ("quick", "standard", "deep")
+TOPICS = ("implementations", "checks", "norms", "regimes", "faults")
+WIDTH = 120
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+class _Group(click.Group):
+    """Turns what escapes a command into the documented exit codes, without a traceback."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a command."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            click.echo("Interrupted.", err=True)
+            ctx.exit(130)
+        except OptionError as error:
+            raise click.UsageError(str(error)) from None
+        except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
+            raise
+        except Exception as error:  # noqa: BLE001 (whatever it is, the caller gets its exit code and one line)
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            text = " ".join(str(error).split())
+            click.echo(f"normcheck could not run: {type(error).__name__}: {text} ({where.name}, line {where.lineno})", err=True)
+            ctx.exit(3)
+
+
+@click.group(cls=_Group, epilog=EXIT_CODES, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(normcheck.__version__, prog_name="normcheck")
+def main() -> None:
+    """Hold implementations of normalization layers against the mathematics that they claim to compute."""
+
+
+def _judging(command: Command) -> Command:
+    """Add the options that audit and check share."""
+    options = (
+        click.option("--profile", type=click.Choice(PROFILES), default="standard", show_default=True, help="How thoroughly."),
+        click.option("--check", "checks", multiple=True, metavar="ID", help="Only this check; can be repeated."),
+        click.option("--dtype", "dtypes", multiple=True, metavar="DTYPE", help="Only this dtype; can be repeated."),
+        click.option("--device", "devices", multiple=True, metavar="DEVICE", help="This device; can be repeated. Default: cpu."),
+        click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of all random inputs."),
+        click.option("--fail-on-warning", is_flag=True, help="Warnings count as failures."),
+        click.option("--strict-ledger", is_flag=True, help="Known upstream faults that no longer show count as failures."),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+@main.command(epilog=EXIT_CODES)
+@_judging
+@click.option("--implementation", "names", multiple=True, metavar="GLOB", help="Only implementations with such a name.")
+@click.option("--framework", metavar="NAME", help="Only implementations of this framework.")
+@click.option("--workers", type=click.IntRange(min=1), help="Processes. Default: one for each core.")
+@click.option("--output", type=click.Path(file_okay=False, path_type=Path), default="normcheck-report", show_default=True)
+@click.option("--dry-run", is_flag=True, help="Print what would be judged, and stop.")
+def audit(
+    names: Sequence[str],
+    framework: str | None,
+    workers: int | None,
+    output: Path,
+    dry_run: bool,
+    fail_on_warning: bool,
+    strict_ledger: bool,
+    **options: Any,
+) -> None:
+    """Judge the norms that are installed and write a report folder."""
+    found = chosen(names, framework)
+    plan = checked(options)
+    if dry_run:
+        _print_plan(found, plan)
+        return
+    _tell_missing(framework)
+    _finish(*_run(found, {**plan, "workers": workers or _cores()}), output, fail_on_warning, strict_ledger)
+
+
+@main.command(epilog=EXIT_CODES)
+@click.argument("target")
+@click.option("--norm", "norm_name", required=True, metavar="NORM", help="What it claims to compute, such as rms_norm.")
+@click.option("--eps", type=float, help="The norm's eps.")
+@click.option("--eps-placement", metavar="PLACEMENT", help="inside, outside, max, max_inside or none.")
+@click.option("--ddof", type=int, help="1 for the variance with Bessel's correction.")
+@click.option("--weight-offset", type=float, help="Added to the weight before it multiplies; 1 for 1 + w.")
+@click.option("--num-groups", type=int, help="Groups of a GroupNorm.")
+@click.option("--normalized-shape", metavar="N[,N...]", help="Sizes of the last dimensions that are normalized together.")
+@click.option("--fraction", type=float, help="Share of the elements that enter a partial statistic.")
+@click.option("--momentum", type=float, help="Of running statistics.")
+@click.option("--compute", metavar="DTYPE", help="Dtype of the arithmetic that is promised. Default: float32.")
+@click.option("--stats", metavar="DTYPE", help="Dtype that holds mean and variance. Default: as --compute.")
+@click.option("--cast", type=click.Choice(["once", "before_weight"]), help="When the result is rounded to the output's dtype.")
+@click.option("--output-dtype", metavar="DTYPE", help="x, promote, or a dtype. Default: x, the input's.")
+@click.option("--accumulation", metavar="HOW", help="tree, sequential, merge, or the height of the summation tree.")
+@click.option("--framework", default="torch", show_default=True, metavar="NAME", help="Whose arrays it takes.")
+@click.option("--argument-order", metavar="NAME[,NAME...]", help="Such as x,weight,eps. Default: what the norm has, x first.")
+@click.option("--weight-dtype", metavar="DTYPE", help="Dtype of weight and bias. Default: the input's.")
+@click.option("--channel-axis", type=click.Choice(["1", "-1"]), default="1", show_default=True, help="Where the channels are.")
+@click.option("--training/--evaluation", default=None, help="Which mode of a norm with running statistics is judged.")
+@click.option("--output", type=click.Path(file_okay=False, path_type=Path), help="Write a report folder as well.")
+@_judging
+def check(target: str, output: Path | None, fail_on_warning: bool, strict_ledger: bool, **options: Any) -> None:
+    """Judge one function of yours, TARGET: module:callable or file.py:callable.
+
+    It is called with x and what else the norm has, such as call(x, weight, bias), and must return y.
+    """
+    judging = {key: options.pop(key) for key in ("profile", "checks", "dtypes", "devices", "seed")}
+    plan = checked(judging)
+    implementation = implementation_of(target, plan["dtypes"] or ("float32",), plan["devices"] or ("cpu",), options)
+    _finish(*_run((implementation,), {**plan, "workers": 1}), output, fail_on_warning, strict_ledger)
+
+
+@main.command("list")
+@click.argument("topic", type=click.Choice(TOPICS), required=False)
+def list_(topic: str | None) -> None:
+    """List what there is: implementations, checks, norms, regimes or faults. Everything, if none is named."""
+    for name in (topic,) if topic else TOPICS:
+        columns, rows = _listed(name)
+        _print_table(name, columns, rows)
+    if topic in (None, "implementations"):
+        _tell_missing(None)
+
+
+@main.command()
+@click.argument("check_id", metavar="CHECK", required=False)
+@click.option("--all", "every", is_flag=True, help="The catalogue of all checks, in Markdown.")
+@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write to this file.")
+def explain(check_id: str | None, every: bool, output: Path | None) -> None:
+    """Say what a check states, why it matters, for what it holds, and where its tolerance comes from."""
+    from normcheck.checks import checks
+    from normcheck.reporters import catalogue
+
+    if every == (check_id is not None):
+        raise click.UsageError("give either the id of a check or --all")
+    known = checks()
+    page = catalogue.render(known.values()) if every else known[one_of("check", str(check_id), known)].doc + "\n"
+    if output is None:
+        click.echo(page if every else _with_headings(page), nl=False)
+    else:
+        output.write_text(page, encoding="utf-8")
+
+
+@main.command()
+@click.argument("source", metavar="AUDIT.JSON", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--to", "form", default="md", show_default=True, help="Format of the report: md or json.")
+@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write to this file, plots beside it.")
+def report(source: Path, form: str, output: Path | None) -> None:
+    """Make a report from a stored audit."""
+    from normcheck import reporters
+    from normcheck.audit import Audit
+
+    known = [suffix.removeprefix(".") for suffix in reporters.suffixes()]
+    suffix = f".{one_of('--to', form, known)}"
+    try:
+        stored = Audit.read(source)
+    except (ValueError, KeyError, TypeError) as error:
+        raise click.UsageError(f"{source} is no audit: {type(error).__name__}: {error}") from None
+    if output is None:
+        click.echo(reporters.render(stored, suffix), nl=False)
+    else:
+        reporters.write(stored, output if output.suffix == suffix else output.with_name(output.name + suffix))
+
+
+def _run(implementations: Sequence[Implementation], plan: dict[str, Any]) -> tuple[Audit | None, bool]:
+    """The audit, behind a progress bar, and whether it was interrupted; then it holds what was judged until that moment."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
+    with Progress(*columns, console=_console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=None)
+
+        def progress(done: int, total: int, label: str) -> None:
+            bar.update(task, completed=done, total=total, description=label)
+
+        try:
+            return normcheck.audit(implementations, progress=progress, **plan), False
+        except KeyboardInterrupt as stop:
+            return getattr(stop, "audit", None), True
+
+
+def _finish(audit: Audit | None, interrupted: bool, output: Path | None, fail_on_warning: bool, strict_ledger: bool) -> None:
+    """Show and write the audit, and exit with the code that it deserves."""
+    from normcheck import reporters
+    from normcheck.reporters import terminal
+    from normcheck.results import Outcome
+
+    if audit is not None:
+        console = _console()
+        console.print(terminal.render(audit))
+        for name in ("report.md", "audit.json") if output is not None else ():
+            written = reporters.write(audit, cast(Path, output) / name)
+            console.print(f"Written: {written[0]}", highlight=False, markup=False, soft_wrap=True)
+    if interrupted or audit is None:
+        raise KeyboardInterrupt
+    outcomes = {result.outcome for result in audit.results}
+    counted = {Outcome.WARNED} if fail_on_warning else set()
+    counted |= {Outcome.XPASSED} if strict_ledger else set()
+    if outcomes <= {Outcome.SKIPPED}:
+        raise click.exceptions.Exit(3)
+    raise click.exceptions.Exit(0 if audit.passed and not outcomes & counted else 1)
+
+
+def _print_plan(implementations: Sequence[Implementation], options: dict[str, Any]) -> None:
+    from normcheck.audit import plan
+
+    for task in plan(implementations, **options):
+        click.echo(str(task))
+
+
+def _tell_missing(framework: str | None) -> None:
+    from normcheck.implementations import frameworks
+
+    for name, adapter in frameworks().items():
+        line = adapter.available()
+        if line is not None and framework in (None, name):
+            click.echo(f"Left out: {name} is not installed; {line}", err=True)
+
+
+def _listed(topic: str) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Column names and rows of a topic."""
+    if topic == "implementations":
+        from normcheck.implementations import implementations
+
+        return ("name", "claims", "dtypes"), [(i.name, repr(i.norm), " ".join(i.dtypes)) for i in implementations()]
+    if topic == "checks":
+        from normcheck.checks import checks
+
+        return ("id", "states", "family"), [(c.id, c.title, c.family) for c in checks().values()]
+    if topic == "norms":
+        from normcheck.norms import NORMS
+
+        return ("name", "computes"), [(name, (norm.__doc__ or "").partition("\n")[0]) for name, norm in NORMS.items()]
+    if topic == "regimes":
+        from normcheck.regimes import REGIMES
+
+        return ("name", "rows"), [(r.name, r.statement) for r in REGIMES.values()]
+    from normcheck.faults import faults
+
+    return ("name", "kind", "what is broken", "seen in"), [(f.name, f.kind, f.statement, f.provenance) for f in faults()]
+
+
+def _print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=title, title_justify="left")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    _console().print(table)
+
+
+def _with_headings(page: str) -> str:
+    """A page with its title and headings in bold, where the terminal can."""
+    title, _, rest = page.partition("\n")
+    return (
+        click.style(title, bold=True) + "\n" + re.sub(r"(?m)^(\S.*)\n-+$", lambda match: click.style(match[1], bold=True), rest)
+    )
+
+
+def _console(stderr: bool = False) -> Console:
+    from rich.console import Console
+
+    console = Console(stderr=stderr)
+    return console if console.is_terminal else Console(stderr=stderr, width=max(WIDTH, console.width))
+
+
+def _cores() -> int:
+    import joblib
+
+    return int(joblib.cpu_count())

@@ -1,0 +1,157 @@
+"""What a user names on the command line, turned into norms and implementations; a refusal names the nearest that is known."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import MISSING, fields
+from typing import Any, cast
+
+from normcheck.contract import Contract
+from normcheck.formats import FORMATS
+from normcheck.implementations import Implementation, MissingPackageError, Named, frameworks, implementations, load, require
+from normcheck.norms import NORMS, Norm
+
+
+class OptionError(ValueError):
+    """A name or a setting that cannot be used. The message is one line."""
+
+
+def chosen(globs: Sequence[str], framework: str | None) -> tuple[Implementation, ...]:
+    """The discovered implementations of a framework (None: of all that are installed) whose names match one of the patterns.
+
+    Raises
+    ------
+    OptionError : for an unknown or missing framework, and for a pattern that matches nothing
+    """
+    if framework is not None:
+        one_of("framework", framework, frameworks())
+    try:
+        found = implementations(framework)
+    except MissingPackageError as error:
+        raise OptionError(str(error)) from None
+    for glob in globs:
+        if not fnmatch.filter((one.name for one in found), glob):
+            raise OptionError(f"implementation={glob!r} matches none{nearest(glob, (one.name for one in found))}")
+    return tuple(one for one in found if not globs or any(fnmatch.fnmatch(one.name, glob) for glob in globs))
+
+
+def checked(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of an audit with each check and dtype known; None for what was not given.
+
+    Raises
+    ------
+    OptionError : for an unknown check or dtype
+    """
+    from normcheck.checks import checks
+
+    known = checks()
+    ids = tuple(one_of("check", name, known) for name in options["checks"])
+    dtypes = tuple(one_of("dtype", name, FORMATS) for name in options["dtypes"])
+    return {**options, "checks": ids or None, "dtypes": dtypes or None, "devices": tuple(options["devices"]) or None}
+
+
+def implementation_of(
+    target: str, dtypes: tuple[str, ...], devices: tuple[str, ...], options: Mapping[str, Any]
+) -> Implementation:
+    """User code by its target, with the norm and the contract that it claims.
+
+    Parameters
+    ----------
+    target : ``module:callable`` or ``file.py:callable``
+    dtypes, devices : to judge it on
+    options : norm_name, and fields of that norm, of `Contract` (its output as output_dtype) and of `Implementation`; None for
+        what was not given
+
+    Raises
+    ------
+    OptionError : with the message of whatever refuses the target or a setting
+    """
+    given = {key: value for key, value in options.items() if value is not None}
+    one_of("framework", given["framework"], frameworks())
+    try:
+        norm = norm_of(given.pop("norm_name"), given)
+        contract = _contract(given)
+        if "argument_order" in given:
+            given["arguments"] = tuple(name.strip() for name in given.pop("argument_order").split(","))
+        load(target)
+        made = Implementation(Named(target), norm, contract, name=target, grad=None, dtypes=dtypes, devices=devices, **given)
+        for device in devices:
+            require(made, device)
+    except (ValueError, MissingPackageError) as error:
+        raise OptionError(" ".join(str(error).split())) from None
+    return made
+
+
+def norm_of(name: str, given: dict[str, Any]) -> Norm:
+    """The norm of a name in any spelling, with its settings, which are taken out of the options given.
+
+    Raises
+    ------
+    OptionError : for an unknown norm, for a setting that it lacks, and for one that it needs
+    ValueError : for a setting that the norm refuses
+    """
+    spelled = {_bare(known): known for known in NORMS}
+    kind = NORMS[spelled.get(_bare(name)) or one_of("norm", name, NORMS)]
+    known = {f.name: f for f in fields(cast(Any, kind))}
+    settings = {key: given.pop(key) for key in _all_settings() if key in given}
+    for key in settings:
+        if key not in known:
+            raise OptionError(f"{kind.__name__} has no {_flag(key)}, but {', '.join(map(_flag, known))}")
+    for key, field in known.items():
+        if field.default is MISSING and key not in settings:
+            raise OptionError(f"{kind.__name__} needs {_flag(key)}")
+    if "normalized_shape" in settings:
+        settings["normalized_shape"] = _sizes(settings["normalized_shape"])
+    return kind(**settings)
+
+
+def one_of(what: str, name: str, known: Iterable[str]) -> str:
+    """The name, if it is known.
+
+    Raises
+    ------
+    OptionError : with the nearest name
+    """
+    names = list(known)
+    if name not in names:
+        raise OptionError(f"{what}={name!r}, but should be one of {', '.join(names)}{nearest(name, names)}")
+    return name
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A hint at the known name that is spelled most alike, if there is one."""
+    bare = {_bare(one): one for one in known}
+    near = difflib.get_close_matches(_bare(name), bare, n=1, cutoff=0.4)
+    return f" (did you mean {bare[near[0]]}?)" if near else ""
+
+
+def _contract(given: dict[str, Any]) -> Contract:
+    settings = {f.name: given.pop(f.name) for f in fields(Contract) if f.name in given}
+    if "output_dtype" in given:
+        settings["output"] = given.pop("output_dtype")
+    if settings.get("accumulation", "").isdigit():
+        settings["accumulation"] = int(settings["accumulation"])
+    return Contract(**settings)
+
+
+def _all_settings() -> list[str]:
+    return sorted({f.name for kind in NORMS.values() for f in fields(cast(Any, kind))})
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise OptionError(f"--normalized-shape={text!r}, but should be sizes such as 768 or 4,32") from None
+
+
+def _bare(name: str) -> str:
+    """A name as it is compared: rms_norm, rms-norm and RMSNorm are one."""
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+def _flag(field: str) -> str:
+    return f"--{field.replace('_', '-')}"
