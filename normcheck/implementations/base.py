@@ -1,0 +1,334 @@
+"""What code under judgement is: how to call it, the norm and the contract that it claims, and what it can take."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Container, Iterable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal, Protocol, cast
+
+from normcheck.contract import Contract
+from normcheck.formats import FORMATS, Array
+from normcheck.implementations.arrays import LAYOUTS
+from normcheck.implementations.targets import Named
+from normcheck.norms import Norm
+
+ARRAYS = ("x", "weight", "bias", "residual", "running_mean", "running_var")
+INPUTS = (*ARRAYS, "training", "momentum")
+SETTINGS = ("eps", "normalized_shape", "num_groups", "num_features", "num_channels", "fraction", "affine", "track_running_stats")
+VARIABLE = ("eps", "normalized_shape", "num_groups", "fraction", "momentum")
+
+
+@dataclass(frozen=True, eq=False)
+class Inputs:
+    """What one call is given. Arrays are float64 and hold values that their dtype represents exactly.
+
+    Attributes
+    ----------
+    x : in the shape that the implementation takes
+    weight, bias, residual, running_mean, running_var : None where there is none; the residual has x's shape and dtype
+    dtype : of x and residual
+    weight_dtype : of parameters and running statistics; None means ``dtype``
+    device, layout : where x lies and how (see `encode`)
+    training : for norms with running statistics: the batch's own statistics are used
+    momentum : of the running statistics; None means the norm's
+    """
+
+    x: Array
+    weight: Array | None = None
+    bias: Array | None = None
+    residual: Array | None = None
+    running_mean: Array | None = None
+    running_var: Array | None = None
+    dtype: str = "float32"
+    weight_dtype: str | None = None
+    device: str = "cpu"
+    layout: str = "contiguous"
+    training: bool = True
+    momentum: float | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Output:
+    """What one call returned: float64 values in the shape that came back, and the dtype that they came in.
+
+    ``running_mean`` and ``running_var`` are None where the call neither returned them nor is known to write them.
+    """
+
+    y: Array
+    dtype: str
+    new_residual: Array | None = None
+    running_mean: Array | None = None
+    running_var: Array | None = None
+
+
+class CallError(Exception):
+    """The code under judgement raised, or returned something that is no array.
+
+    Attributes
+    ----------
+    traceback : text of the traceback, without normcheck's own frames
+    """
+
+    def __init__(self, message: str, traceback: str = "") -> None:
+        super().__init__(message)
+        self.traceback = traceback
+
+
+class MissingPackageError(ImportError):
+    """A framework that is asked for is not installed. The message holds the line that installs it."""
+
+
+class Framework(Protocol):
+    """An adapter: how one framework holds arrays. One file each; nothing is imported before it is asked for."""
+
+    name: str
+
+    def available(self) -> str | None:
+        """None, or the line that installs the framework."""
+
+    def version(self) -> str:
+        """The framework's version."""
+
+    def devices(self) -> tuple[str, ...]:
+        """The devices that can be used now."""
+
+    def pin_threads(self, count: int) -> None:
+        """Set the number of threads inside one operation."""
+
+    def guard(self) -> AbstractContextManager[Any]:
+        """A context in which user code is called: no gradients are recorded, no floating-point warning is raised."""
+
+    def to_native(self, values: Array, dtype: str, device: str = "cpu", layout: str = "contiguous") -> Any:
+        """An array of the framework with exactly these values; it shares no memory with ``values``."""
+
+    def to_values(self, native: Any) -> tuple[Array, str]:
+        """The values and dtype name of a native array. Raises TypeError for anything else."""
+
+    def bind(self, module: Any, state: Mapping[str, Any], training: bool, dtype: str, device: str) -> Callable[..., Any]:
+        """Put parameters and running statistics into a stateful module, set its mode, and return what calls it."""
+
+    def snippet_array(self, name: str, dtype: str, device: str, layout: str, rank: int) -> str:
+        """Source text that makes a native array of the float64 numpy array ``name``, under the same name."""
+
+    def snippet_bind(self, state: Iterable[str], training: bool, dtype: str, device: str) -> list[str]:
+        """Source text, by lines, that does to ``module`` what `bind` does."""
+
+    def snippet_value(self, expression: str) -> str:
+        """Source text that makes a Python float of one element."""
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """Code under judgement.
+
+    Exactly one of ``call``, ``make`` and ``module`` is given.
+
+    Parameters
+    ----------
+    call : takes what the norm has, in this order, and returns y: ``call(x, weight, bias)``; ``call(x, weight)`` where the norm
+        has no bias; with running statistics ``call(x, weight, bias, running_mean, running_var, training, momentum)``, which
+        returns y or (y, running_mean, running_var); with ``residual=True`` one more argument, and one more result, the new
+        residual. What is absent is passed as None
+    norm, contract : what the code claims to compute, and in which arithmetic
+    name : shown in reports; the callable's name if empty
+    framework : ``"torch"``, ``"numpy"``, ...
+    dtypes, devices, layouts : of x, that the code takes
+    grad : ``"autograd"``, None, or ``backward(inputs: dict, grads: dict) -> dict``
+    channel_axis : 1 for channels-first, -1 for channels-last
+    arguments : another order, or fewer or more, of: x weight bias residual running_mean running_var training momentum, the
+        norm's settings eps normalized_shape num_groups fraction, and num_features (the channels). Anything that is no string is
+        passed as it is. A setting that is named here can be varied. With ``module``: what its forward takes
+    residual : the code adds a residual before it normalizes
+    make : ``make(norm, *, shape, dtype, device)`` returns a call for that norm and that shape of x; settings can then be varied
+    module : as ``make``, but returns a stateful module with attributes weight, bias, running_mean, running_var
+    mutates : arguments that the code may write; running statistics among them are read back after the call
+    widths, ranks : the row widths and the ranks of x that the code can take; None for any
+    training : for norms with running statistics: the mode that is judged
+    weight_dtype : of parameters and running statistics, where it is not x's
+    affine : whether weight and bias can be given; they are not passed otherwise
+    source : target (``module:callable``) by which a snippet calls it, where it cannot be read off the callable
+    requires : extra of normcheck that installs what the code needs beside its framework
+
+    Raises
+    ------
+    ValueError : for a setting outside these, naming it and what was expected
+    """
+
+    call: Callable[..., Any] | None = None
+    norm: Norm = None  # type: ignore[assignment]
+    contract: Contract = field(default_factory=Contract)
+    name: str = ""
+    framework: str = "torch"
+    dtypes: tuple[str, ...] = ("float32",)
+    devices: tuple[str, ...] = ("cpu",)
+    grad: Literal["autograd"] | Callable[..., Any] | None = "autograd"
+    channel_axis: int = 1
+    arguments: tuple[Any, ...] | None = None
+    residual: bool = False
+    make: Callable[..., Any] | None = None
+    module: Callable[..., Any] | None = None
+    mutates: tuple[str, ...] = ()
+    widths: Container[int] | None = None
+    ranks: Container[int] | None = None
+    training: bool | None = None
+    weight_dtype: str | None = None
+    layouts: tuple[str, ...] = ("contiguous",)
+    affine: bool = True
+    source: str = ""
+    requires: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be called or judged."""
+        self._check_claim()
+        for name, known in (("dtypes", tuple(FORMATS)), ("devices", None), ("layouts", tuple(LAYOUTS)), ("mutates", ARRAYS)):
+            object.__setattr__(self, name, _names(name, getattr(self, name), known, empty=name == "mutates"))
+        if self.weight_dtype is not None:
+            _one_of("weight_dtype", self.weight_dtype, tuple(FORMATS))
+        if self.channel_axis not in (1, -1) or isinstance(self.channel_axis, bool):
+            raise ValueError(f"channel_axis={self.channel_axis!r}, but should be 1 (channels-first) or -1 (channels-last)")
+        if not (self.grad in ("autograd", None) or callable(self.grad)):
+            raise ValueError(f"grad={self.grad!r}, but should be 'autograd', None or a function backward(inputs, grads)")
+        self._check_mode()
+        self._check_arguments()
+        if not self.name:
+            given = self.target
+            object.__setattr__(self, "name", getattr(given, "__name__", type(given).__name__))
+
+    def _check_claim(self) -> None:
+        from normcheck.implementations.registry import frameworks
+
+        given = [name for name in ("call", "make", "module") if getattr(self, name) is not None]
+        if len(given) != 1:
+            got = " and ".join(given) or "none of them"
+            raise ValueError(f"{got} given, but should be exactly one of call, make and module")
+        if not callable(self.target):
+            raise ValueError(f"{given[0]}={self.target!r}, but should be callable")
+        if not isinstance(self.norm, Norm):
+            raise ValueError(f"norm={self.norm!r}, but should be a norm such as LayerNorm(eps=1e-5)")
+        if not isinstance(self.contract, Contract):
+            raise ValueError(f"contract={self.contract!r}, but should be a Contract")
+        _one_of("framework", self.framework, tuple(frameworks()))
+
+    def _check_mode(self) -> None:
+        if self.training not in (None, True, False):
+            raise ValueError(f"training={self.training!r}, but should be None, True or False")
+        if self.training is False and not self.norm.has_running:
+            raise ValueError(f"training=False, but {self.norm.name} as given keeps no running statistics")
+
+    def _check_arguments(self) -> None:
+        if self.arguments is None:
+            return
+        if isinstance(self.arguments, str):  # type: ignore[unreachable]
+            raise ValueError(f"arguments={self.arguments!r}, but should be a tuple of names such as ('x', 'weight', 'eps')")
+        object.__setattr__(self, "arguments", tuple(self.arguments))
+        names = [name for name in self.arguments if isinstance(name, str)]
+        known = (*INPUTS, *(name for name in SETTINGS if self.knows(name)))
+        for name in names:
+            _one_of("argument", name, known)
+        if "x" not in names or len(set(names)) != len(names):
+            raise ValueError(f"arguments={self.arguments!r}, but should name x, and each name once")
+        if self.residual != ("residual" in names):
+            raise ValueError(f"residual={self.residual} with arguments={self.arguments!r}, but should agree on the residual")
+
+    @property
+    def target(self) -> Callable[..., Any]:
+        """The callable that was given, as call, make or module."""
+        return cast("Callable[..., Any]", next((f for f in (self.call, self.make, self.module) if f is not None), None))
+
+    @property
+    def passes(self) -> tuple[Any, ...]:
+        """What is passed to the callable (to a module's forward), in this order: names of inputs and settings, or constants."""
+        if self.arguments is not None:
+            return self.arguments
+        parameters = ("weight", "bias") if self.norm.has_bias else ("weight",)
+        running = ("running_mean", "running_var", "training", "momentum")
+        state = () if self.module is not None else (*parameters * self.affine, *running * self.norm.has_running)
+        return ("x", *state, *("residual",) * self.residual)
+
+    @property
+    def variable(self) -> tuple[str, ...]:
+        """The settings of the norm that can be varied."""
+        named = self.passes if self.call is not None else VARIABLE
+        return tuple(f.name for f in fields(cast(Any, self.norm)) if f.name in VARIABLE and f.name in named)
+
+    def knows(self, setting: str) -> bool:
+        """Whether the norm has this setting."""
+        if setting in ("num_features", "num_channels"):
+            return self.norm.per_channel
+        return setting == "affine" or any(f.name == setting for f in fields(cast(Any, self.norm)))
+
+    def setting(self, name: str, shape: tuple[int, ...]) -> Any:
+        """The value of a setting for an x of this shape."""
+        return self.affine if name == "affine" else setting(self.norm, name, shape, self.channel_axis)
+
+    def with_norm(self, norm: Norm) -> Implementation | None:
+        """The same code with another setting of its norm, such as another eps; None where that is fixed."""
+        if norm == self.norm:
+            return self
+        if type(norm) is not type(self.norm):
+            return None
+        changed = [f.name for f in fields(cast(Any, norm)) if getattr(norm, f.name) != getattr(self.norm, f.name)]
+        return replace(self, norm=norm) if set(changed) <= set(self.variable) else None
+
+    def refuses(self, shape: tuple[int, ...]) -> str | None:
+        """Why the code cannot take an x of this shape, or None where it can."""
+        if self.ranks is not None and len(shape) not in self.ranks:
+            return f"rank={len(shape)}, but should be in {self.ranks}"
+        width = self.norm.fold(shape, self.channel_axis).width
+        if self.widths is not None and width not in self.widths:
+            return f"width={width}, but should be in {self.widths}"
+        return None
+
+
+def setting(norm: Norm, name: str, shape: tuple[int, ...], channel_axis: int = 1) -> Any:
+    """The value of one of the norm's settings for an x of this shape; ``affine`` is True."""
+    if name in ("num_features", "num_channels"):
+        return shape[channel_axis]
+    if name == "affine":
+        return True
+    value = getattr(norm, name)
+    return shape[-1:] if name == "normalized_shape" and value is None else value
+
+
+@dataclass(frozen=True)
+class Built:
+    """The factory of a stateful module that takes the norm's settings as keywords, such as ``torch.nn:LayerNorm``."""
+
+    target: str
+    settings: tuple[str, ...]
+
+    def __call__(self, norm: Norm, *, shape: tuple[int, ...], dtype: str, device: str) -> Any:
+        """A new module for this norm and an x of this shape."""
+        return Named(self.target)(**self.keywords(norm, shape))
+
+    def keywords(self, norm: Norm, shape: tuple[int, ...]) -> dict[str, Any]:
+        """What the module is made with."""
+        return {name: setting(norm, name, shape) for name in self.settings}
+
+    @property
+    def __name__(self) -> str:
+        """The target as a reader would write it."""
+        return Named(self.target).__name__
+
+
+def _one_of(what: str, value: Any, known: tuple[str, ...]) -> None:
+    if value not in known:
+        near = difflib.get_close_matches(str(value), known, n=1)
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        raise ValueError(f"{what}={value!r}, but should be one of {', '.join(known)}{hint}")
+
+
+def _names(what: str, value: Any, known: tuple[str, ...] | None, empty: bool) -> tuple[str, ...]:
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise ValueError(f"{what}={value!r}, but should be a tuple of names")
+    names = tuple(value)
+    if not names and not empty:
+        raise ValueError(f"{what}={value!r}, but should name at least one")
+    for name in names:
+        if not isinstance(name, str):
+            raise ValueError(f"{what}={value!r}, but should be a tuple of names")
+        if known is not None:
+            _one_of(what, name, known)
+    return names

@@ -1,0 +1,120 @@
+"""One call of the code under judgement: exact values in, exact values out, whatever it does in between."""
+
+from __future__ import annotations
+
+import traceback
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from normcheck.formats import Array
+from normcheck.implementations.base import ARRAYS, CallError, Framework, Implementation, Inputs, Output
+from normcheck.implementations.registry import require
+from normcheck.implementations.targets import describe
+
+_PACKAGE = str(Path(__file__).resolve().parents[1])
+
+
+def call(implementation: Implementation, inputs: Inputs) -> Output:
+    """Call an implementation once.
+
+    The arrays that it gets are new ones, so that it may write into them. Its warnings are dropped, gradients are not recorded.
+
+    Raises
+    ------
+    CallError : if it raises anything but KeyboardInterrupt, or returns something that is no array
+    MissingPackageError : if its framework is not installed
+    ValueError : for inputs that it cannot be given: values that the dtype does not have, parameters where it takes none, a
+        device that is not there
+    """
+    framework = require(implementation, inputs.device)
+    values = _values(implementation, framework, inputs)
+    try:
+        with framework.guard(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            returned = _function(implementation, framework, inputs, values)(*arguments(implementation, inputs, values))
+            return _output(implementation, framework, returned, values)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001 - user code may raise anything, SystemExit included
+        raise CallError(describe(error), _traceback(error)) from None
+
+
+def arguments(implementation: Implementation, inputs: Inputs, values: dict[str, Any]) -> list[Any]:
+    """What the callable is passed: values by name, settings of the norm, constants."""
+
+    def argument(name: Any) -> Any:
+        if not isinstance(name, str):
+            return name
+        return values[name] if name in values else implementation.setting(name, inputs.x.shape)
+
+    return [argument(name) for name in implementation.passes]
+
+
+def _values(implementation: Implementation, framework: Framework, inputs: Inputs) -> dict[str, Any]:
+    if not implementation.affine and (inputs.weight is not None or inputs.bias is not None):
+        raise ValueError(f"weight or bias given, but {implementation.name} takes none")
+    momentum = inputs.momentum if inputs.momentum is not None else getattr(implementation.norm, "momentum", None)
+    values: dict[str, Any] = {"training": inputs.training, "momentum": momentum}
+    parameter_dtype = inputs.weight_dtype or inputs.dtype
+    for name in ARRAYS:
+        array: Array | None = getattr(inputs, name)
+        if name in ("x", "residual"):
+            details = (inputs.dtype, inputs.device, inputs.layout)
+        else:
+            details = (parameter_dtype, inputs.device, "contiguous")
+        values[name] = None if array is None else framework.to_native(array, *details)
+    return values
+
+
+def _function(implementation: Implementation, framework: Framework, inputs: Inputs, values: dict[str, Any]) -> Callable[..., Any]:
+    if implementation.call is not None:
+        return implementation.call
+    made: Any = implementation.target(implementation.norm, shape=inputs.x.shape, dtype=inputs.dtype, device=inputs.device)
+    if implementation.make is not None:
+        return made  # type: ignore[no-any-return]
+    dtype = inputs.weight_dtype or inputs.dtype
+    return framework.bind(made, state(implementation, values), inputs.training, dtype, inputs.device)
+
+
+def state(implementation: Implementation, values: dict[str, Any]) -> dict[str, Any]:
+    """What a stateful module is given as attributes: parameters and running statistics that its forward does not take."""
+    names = ("weight", "bias", "running_mean", "running_var")
+    return {name: values[name] for name in names if values[name] is not None and name not in implementation.passes}
+
+
+def _output(implementation: Implementation, framework: Framework, returned: Any, values: dict[str, Any]) -> Output:
+    parts = _parts(implementation, returned)
+    y, dtype = framework.to_values(parts.pop("y"))
+    for name in ("running_mean", "running_var"):
+        written = implementation.module is not None or name in implementation.mutates
+        if name not in parts and written and values[name] is not None:
+            parts[name] = values[name]
+    rest = {name: framework.to_values(part)[0] for name, part in parts.items() if part is not None}
+    return Output(y, dtype, **rest)
+
+
+def _parts(implementation: Implementation, returned: Any) -> dict[str, Any]:
+    """The results by name."""
+    running = ("running_mean", "running_var") if implementation.norm.has_running else ()
+    residual = ("new_residual",) if implementation.residual else ()
+    forms = [("y", *residual), ("y", *running, *residual)]
+    results = tuple(returned) if isinstance(returned, tuple) else (returned,)
+    for form in forms:
+        if len(form) == len(results):
+            return dict(zip(form, results, strict=True))
+    wanted = " or ".join(dict.fromkeys("y" if len(form) == 1 else f"({', '.join(form)})" for form in forms))
+    got = f"a tuple of {len(results)}" if isinstance(returned, tuple) else type(returned).__name__
+    raise TypeError(f"returned {got}, but should return {wanted}")
+
+
+def _traceback(error: BaseException) -> str:
+    report = traceback.TracebackException.from_exception(error)
+    seen: list[traceback.TracebackException | None] = [report]
+    while seen:
+        part = seen.pop()
+        if part is not None:
+            part.stack[:] = [frame for frame in part.stack if not frame.filename.startswith(_PACKAGE)]
+            seen += [part.__cause__, part.__context__]
+    return "".join(report.format())

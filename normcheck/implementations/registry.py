@@ -1,0 +1,119 @@
+"""Which frameworks and implementations there are: adapter files in this package, entry points outside it."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterable, Iterator
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from normcheck.implementations.base import Framework, Implementation, MissingPackageError
+from normcheck.implementations.targets import describe
+
+GROUP = "normcheck.implementations"
+
+
+class RegistrationError(ValueError):
+    """An entry point that does not yield implementations, or a name that is taken. The message says where each came from."""
+
+
+@functools.cache
+def frameworks() -> dict[str, Framework]:
+    """The adapters by name: every file of this package that has an ``ADAPTER``."""
+    adapters = (getattr(module, "ADAPTER", None) for module in _modules())
+    return {adapter.name: adapter for adapter in adapters if adapter is not None}
+
+
+def require(implementation: Implementation, device: str = "cpu") -> Framework:
+    """The adapter of an implementation, if its framework is installed and has the device.
+
+    Raises
+    ------
+    MissingPackageError : with the line that installs the framework
+    ValueError : for a device that the framework does not find here
+    """
+    framework = frameworks()[implementation.framework]
+    _installed(framework)
+    if device != "cpu" and device.partition(":")[0] not in framework.devices():
+        found = ", ".join(framework.devices())
+        raise ValueError(f"device={device!r}, but {framework.name} {framework.version()} finds {found}")
+    return framework
+
+
+def implementations(framework: str | None = None) -> tuple[Implementation, ...]:
+    """The implementations that are discovered: built in, and entry points of the group ``normcheck.implementations``.
+
+    An entry point resolves to an `Implementation`, to a list of them, or to a function that returns either.
+
+    Parameters
+    ----------
+    framework : only those of this framework; None for all whose framework is installed
+
+    Raises
+    ------
+    RegistrationError : for an entry point that yields something else, and for a name that is taken, naming where it came from
+    MissingPackageError : if the framework that is asked for is not installed
+    ValueError : for an unknown framework
+    """
+    if framework is not None:
+        if framework not in frameworks():
+            raise ValueError(f"framework={framework!r}, but should be one of {', '.join(frameworks())}")
+        _installed(frameworks()[framework])
+    ready = {name for name, adapter in frameworks().items() if adapter.available() is None}
+    return tuple(found for found in _registered() if found.framework in ready and framework in (None, found.framework))
+
+
+def _installed(framework: Framework) -> None:
+    line = framework.available()
+    if line is not None:
+        raise MissingPackageError(f"{framework.name} is not installed; {line}")
+
+
+def _modules() -> Iterator[ModuleType]:
+    for found in pkgutil.iter_modules([str(Path(__file__).parent)]):
+        yield importlib.import_module(f"{__package__}.{found.name}")
+
+
+@functools.cache
+def _registered() -> tuple[Implementation, ...]:
+    places: dict[str, str] = {}
+    found = []
+    for place, provide in _sources():
+        for implementation in _provided(place, provide):
+            if implementation.name in places:
+                taken = places[implementation.name]
+                raise RegistrationError(f"{place}: the name {implementation.name!r} is taken by {taken}")
+            places[implementation.name] = place
+            found.append(implementation)
+    return tuple(found)
+
+
+def _sources() -> Iterator[tuple[str, Callable[[], Any]]]:
+    for module in _modules():
+        if hasattr(module, "builtins"):
+            yield module.__name__, module.builtins
+    for point in entry_points(group=GROUP):
+        yield _place(point), point.load
+
+
+def _place(point: EntryPoint) -> str:
+    package = f" of {point.dist.name} {point.dist.version}" if point.dist is not None else ""
+    return f"entry point '{point.name} = {point.value}'{package}"
+
+
+def _provided(place: str, provide: Callable[[], Any]) -> tuple[Implementation, ...]:
+    try:
+        given = provide()
+        if callable(given) and not isinstance(given, Implementation):
+            given = given()
+    except Exception as error:
+        raise RegistrationError(f"{place} cannot be loaded: {describe(error)}") from error
+    found = (given,) if isinstance(given, Implementation) else tuple(given) if isinstance(given, Iterable) else (given,)
+    for one in found:
+        if not isinstance(one, Implementation):
+            raise RegistrationError(f"{place} yields {one!r}, but should yield an Implementation or a list of them")
+    return found

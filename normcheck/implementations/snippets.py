@@ -1,0 +1,165 @@
+"""A call written down as Python source that can be pasted and run, with nothing but the user's library and numpy."""
+
+from __future__ import annotations
+
+import base64
+import textwrap
+import zlib
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from normcheck.formats import Array
+from normcheck.implementations.base import ARRAYS, Built, Framework, Implementation, Inputs
+from normcheck.implementations.calls import state
+from normcheck.implementations.registry import frameworks
+
+LITERALS = 40
+"""The largest number of literals by which an array is written."""
+
+
+def snippet(
+    implementation: Implementation,
+    inputs: Inputs,
+    *,
+    index: tuple[int, ...] | None = None,
+    expected: float | None = None,
+    expressions: Mapping[str, str] | None = None,
+) -> str:
+    """Python source that makes one call again and prints what came and what should have come.
+
+    Parameters
+    ----------
+    implementation, inputs : as for `call`
+    index : of the element of y that is printed; None prints shape, dtype and all of y
+    expected : its certified value
+    expressions : numpy expressions, by input name, that make the float64 array of that input in its shape, such as
+        ``{"x": "np.random.default_rng(0).integers(-9, 9, (4, 256)) / 8"}``; other arrays are written as literals where at most
+        40 of them are needed, else packed as text, exactly in either case
+    """
+    framework = frameworks()[implementation.framework]
+    present = {name: getattr(inputs, name) for name in ARRAYS if getattr(inputs, name) is not None}
+    lines = []
+    for name, array in present.items():
+        lines += _array(framework, inputs, name, array, (expressions or {}).get(name))
+    lines += _call(implementation, framework, inputs, present)
+    lines += _prints(framework, index, expected)
+    return "\n".join([*_imports(lines), *lines]) + "\n"
+
+
+def _array(framework: Framework, inputs: Inputs, name: str, array: Array, expression: str | None) -> list[str]:
+    lines = [f"{name} = {expression}"] if expression is not None else _literals(name, np.asarray(array, np.float64))
+    own = name in ("x", "residual")
+    dtype = inputs.dtype if own else inputs.weight_dtype or inputs.dtype
+    layout = inputs.layout if own else "contiguous"
+    return [*lines, framework.snippet_array(name, dtype, inputs.device, layout, np.ndim(array))]
+
+
+def _literals(name: str, array: Array) -> list[str]:
+    if array.size <= LITERALS:
+        return _wrapped(f"{name} = np.array([", map(_number, array.ravel()), f"]).reshape({array.shape})")
+    common, _ = Counter(array.ravel().tolist()).most_common(1)[0]
+    others = np.flatnonzero(_bits(array.ravel()) != _bits(np.float64(common)))
+    if len(others) <= LITERALS // 2:
+        lines = [f"{name} = np.full({array.shape}, {_number(common)})"]
+        if len(others):
+            lines += _wrapped(f"{name}.flat[{others.tolist()}] = [", map(_number, array.flat[others]), "]")
+        return lines
+    return _packed(name, array)
+
+
+def _packed(name: str, array: Array) -> list[str]:
+    narrow = array.astype(np.float32)
+    dtype = "float32" if np.array_equal(narrow.astype(np.float64), array, equal_nan=True) else "float64"
+    text = base64.b85encode(zlib.compress(array.astype(dtype).tobytes(), 9)).decode()
+    parts = [f"    {text[i : i + 110]!r}" for i in range(0, len(text), 110)]
+    unpack = f"np.frombuffer(zlib.decompress(base64.b85decode({name})), np.{dtype})"
+    return [f"{name} = (", *parts, ")", f"{name} = {unpack}.astype(np.float64).reshape({array.shape})"]
+
+
+def _wrapped(head: str, items: Any, tail: str) -> list[str]:
+    text = textwrap.wrap(", ".join(items), 110)
+    if sum(map(len, text)) + len(head) + len(tail) <= 110:
+        return [head + " ".join(text) + tail]
+    return [head, *(f"    {line}" for line in text), tail]
+
+
+def _number(value: float) -> str:
+    return repr(float(value)) if np.isfinite(value) else f"np.{float(value)!r}".replace("np.-", "-np.")
+
+
+def _bits(array: Any) -> Any:
+    return np.asarray(array, np.float64).view(np.uint64)
+
+
+def _call(implementation: Implementation, framework: Framework, inputs: Inputs, present: Mapping[str, Array]) -> list[str]:
+    target = implementation.target
+    lines, function = _imported(implementation)
+    passed = ", ".join(_argument(implementation, inputs, present, name) for name in implementation.passes)
+    shape, norm = inputs.x.shape, implementation.norm
+    if implementation.call is not None:
+        return [*lines, *_result(implementation, f"{function}({passed})")]
+    if isinstance(target, Built):
+        keywords = ", ".join(f"{name}={value!r}" for name, value in target.keywords(norm, shape).items())
+    else:
+        lines.append(f"from normcheck.norms import {norm.name}")
+        keywords = f"{norm!r}, shape={shape}, dtype={inputs.dtype!r}, device={inputs.device!r}"
+    kind = "module" if implementation.module is not None else "call"
+    lines.append(f"{kind} = {function}({keywords})")
+    if kind == "module":
+        names = state(implementation, {name: present.get(name) for name in ARRAYS})
+        lines += framework.snippet_bind(names, inputs.training, inputs.weight_dtype or inputs.dtype, inputs.device)
+    return [*lines, *_result(implementation, f"{kind}({passed})")]
+
+
+def _argument(implementation: Implementation, inputs: Inputs, present: Mapping[str, Array], name: Any) -> str:
+    if not isinstance(name, str):
+        return repr(name)
+    if name in ARRAYS:
+        return name if name in present else "None"
+    if name == "training":
+        return repr(inputs.training)
+    if name == "momentum":
+        return repr(inputs.momentum if inputs.momentum is not None else getattr(implementation.norm, "momentum", None))
+    return repr(implementation.setting(name, inputs.x.shape))
+
+
+def _result(implementation: Implementation, expression: str) -> list[str]:
+    several = implementation.residual or implementation.norm.has_running
+    return [f"y = {expression}", *["y = y[0] if isinstance(y, tuple) else y"] * several]
+
+
+def _imported(implementation: Implementation) -> tuple[list[str], str]:
+    """Lines that import the callable, and the expression that names it."""
+    target = implementation.source or getattr(implementation.target, "target", "") or _importable(implementation.target)
+    place, _, attribute = target.rpartition(":")
+    if not place:
+        return [f"# call = {implementation.name}, your function, which cannot be imported: define it here"], "call"
+    if place.endswith(".py"):
+        first, *rest = attribute.split(".")
+        return ["import runpy"], ".".join([f"runpy.run_path({place!r})[{first!r}]", *rest])
+    return [f"from {place} import {attribute.partition('.')[0]}"], attribute
+
+
+def _importable(function: Any) -> str:
+    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "<")
+    return "" if module in (None, "__main__") or "<" in name else f"{module}:{name}"
+
+
+def _prints(framework: Framework, index: tuple[int, ...] | None, expected: float | None) -> list[str]:
+    if index is None:
+        return ["print(tuple(y.shape), y.dtype)", "print(y)"]
+    place = ", ".join(str(int(i)) for i in index)
+    lines = [f"got = {framework.snippet_value(f'y[{place}]')}", 'print("got     ", got.hex(), got)']
+    if expected is not None:
+        lines.append(f'print("expected {float(expected).hex()} {float(expected)!r}")')
+    return lines
+
+
+def _imports(lines: list[str]) -> list[str]:
+    """What the lines use, in the order in which import lines are sorted."""
+    text = "\n".join(lines)
+    modules = {"base64": "base64", "zlib": "zlib", "ml_dtypes": "ml_dtypes", "numpy as np": "np", "torch": "torch"}
+    return [f"import {module}" for module, name in modules.items() if f"{name}." in text]

@@ -1,0 +1,103 @@
+"""User code by name: ``module:callable`` or ``file.py:callable``."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+
+class TargetError(ValueError):
+    """A target that names no callable. The message is one line and says which part was not found, or what its import raised."""
+
+
+def load(target: str) -> Callable[..., Any]:
+    """The callable that a target names.
+
+    Parameters
+    ----------
+    target : ``module:callable`` (the current directory is searched last) or ``path/file.py:callable``; the callable may be dotted
+
+    Raises
+    ------
+    TargetError : if the target is malformed, its file, module or attribute is missing, its import raises, or it cannot be called
+    """
+    place, _, attribute = target.rpartition(":")
+    if not place or not attribute:
+        raise TargetError(f"target={target!r}, but should be 'module:callable' or 'file.py:callable'")
+    found: Any = _file(place) if place.endswith(".py") else _module(place)
+    for name in attribute.split("."):
+        if not hasattr(found, name):
+            raise TargetError(f"target={target!r}, but {place} has no attribute {attribute!r}")
+        found = getattr(found, name)
+    if not callable(found):
+        raise TargetError(f"target={target!r} is a {type(found).__name__}, but should be callable")
+    return found  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class Named:
+    """A callable by its target: imported when first called, pickled by name, and known to snippets."""
+
+    target: str
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call what the target names."""
+        return _loaded(self.target)(*args, **kwargs)
+
+    @property
+    def __name__(self) -> str:
+        """The target as a reader would write it."""
+        return self.target.replace(":", ".")
+
+
+_loaded = functools.cache(load)
+
+
+def _module(name: str) -> ModuleType:
+    here = str(Path.cwd())
+    if here not in sys.path and "" not in sys.path:
+        sys.path.append(here)
+    try:
+        return importlib.import_module(name)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001 - user code may raise anything, SystemExit included
+        raise TargetError(f"module {name!r} cannot be imported: {_line(error)}") from None
+
+
+def _file(path: str) -> ModuleType:
+    if not Path(path).is_file():
+        raise TargetError(f"file {path!r} not found")
+    name = f"normcheck_target_{Path(path).stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise TargetError(f"file {path!r} cannot be imported")
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001 - user code may raise anything, SystemExit included
+        raise TargetError(f"file {path!r} cannot be imported: {_line(error)}") from None
+    return module
+
+
+def _line(error: BaseException) -> str:
+    """One line: what was raised, and in which line of the user's file."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if "importlib" not in f.filename and f.filename != __file__]
+    where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    return describe(error) + where
+
+
+def describe(error: BaseException) -> str:
+    """``TypeName: text`` in one line of at most 300 characters."""
+    text = " ".join(traceback.format_exception_only(error)[-1].split())
+    return text if len(text) <= 300 else f"{text[:297]}..."
