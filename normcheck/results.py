@@ -125,7 +125,7 @@ class Result:
         values["shape"] = tuple(values.get("shape", ()))
         values["series"] = {k: tuple((float(a), float(b)) for a, b in v) for k, v in values.get("series", {}).items()}
         if data.get("witness") is not None:
-            values["witness"] = Witness(**{**data["witness"]})
+            values["witness"] = Witness(**data["witness"])
         return cls(**values)
 
 

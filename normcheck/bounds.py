@@ -1,0 +1,305 @@
+"""A-priori bounds on the error of a conforming forward pass, per element, and the test that holds an output against them.
+
+Notation: u unit roundoff of the compute format, H the largest number of additions on a path of a summation tree, x a row of D
+elements with mean mu, A = mean|x|, c = x - mu, s2 the reduced squares, sigma = sqrt(s2), S the denominator, r = 1/S, n = c*r.
+
+**Statistics.** A sum in any order of height H has error at most H*u*sum|x| to first order, so the computed mean is mu + e with
+|e| <= (H+1)*u*A. In units of the output that is ``tau = r*(A*(H+1)*u + eta*(H+1)/2)``, with eta the smallest subnormal for the
+additions that underflow. Since sum c = 0, the mean of (x-mu-e)**2 is s2 + e**2 exactly: in two passes an error of the mean enters
+the variance only in second order, while subtraction, square, sum and division cost (H+4)*u of s2, without a mean (H+2)*u.
+Kernels that merge partial variances (Welford, Chan) add 2*sqrt(2)*e*sigma to s2 and, where a long part meets a short tail,
+``3*u*r*max|x|`` to tau: that merge rounds the mean to u*max|x|, unweighted by the length of the tail.
+
+**Denominator.** A relative error delta of s2 moves S by ``phi*delta/2`` with phi = s2/(s2+eps) for eps ``inside``,
+sigma/(sigma+eps) ``outside``, 1 for ``none``, and for ``max`` and ``max_inside`` 1 where the spread is or can become the larger
+of the two, else 0. An addition of e**2 to s2 moves S by at most ``tau**2/2`` where S**2 = s2 + ..., and by
+``min(tau, tau**2/(2*sigma*r))`` where S = sigma + ... or max(sigma, ...), from sqrt(s2+e**2) - sigma <= min(e, e**2/(2*sigma)).
+With ddof = 1 the added square is e**2*D/(D-1). A merge moves S by ``sqrt(2)*tau*phi/(sigma*r)``. Adding eps, root, reciprocal and
+product cost 6u (5u without a mean); hardware reciprocal roots of 2 ulp make it 9u (8u).
+
+**Application.** Instead of c*r a kernel may compute x*r - mu*r, which costs ``u*r*(|x|+|mu|)`` per element, and may fold the affine
+bias into the same constant, ``u*|b|``. Weight and bias cost u each of their results. With given statistics tau and delta vanish and
+``u*r*(|x|+2|mu|)`` covers scale and shift prepared ahead without a fused multiply-add.
+
+Altogether, before the rounding to the output format::
+
+    E = |w| * (tau + u*r*(|x|+|mu|) + |n| * (u*((H+4)*phi/2 + k) + quadratic + merge)) * (1 + 4u(H+8))
+        + u*|w*n|*[weight] + u*|w*n|*[weight offset] + u*(|y|+|b|)*[bias] + underflow
+
+Sources: Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., chapters 3 and 4 (sums); Chan, Golub and LeVeque 1983
+(variances); the rest is derived above.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from normcheck.contract import Contract
+from normcheck.formats import Array, Format, Mask
+from normcheck.norms import Standardization
+from normcheck.reference import Certified
+
+ClassName = Literal["strict", "tree", "sequential"]
+CLASS_NAMES: tuple[ClassName, ...] = ("strict", "tree", "sequential")
+
+
+@dataclass(frozen=True)
+class ErrorClass:
+    """What a class of kernels is allowed.
+
+    Attributes
+    ----------
+    height : H, additions on the longest path of a summation tree
+    roundings : k, roundings from the variance to the standardized value, in u
+    merges : whether partial variances may be merged
+    """
+
+    height: int
+    roundings: int
+    merges: bool
+
+
+def error_class(name: ClassName | int, count: int, center: bool) -> ErrorClass:
+    """The allowance of a class for statistics over ``count`` elements.
+
+    ``strict``: a bare binary tree, H = ceil(log2 D), correctly rounded roots. ``tree``: up to 32 serial additions in each lane
+    below such a tree, 2-ulp reciprocal roots, merges. ``sequential``: one running sum, never less than ``tree``. An integer is a
+    declared H and takes the place of the tree's.
+    """
+    levels = math.ceil(math.log2(max(count, 1)))
+    if name == "strict":
+        return ErrorClass(levels, 6 if center else 5, False)
+    roundings = 9 if center else 8
+    if isinstance(name, int):
+        return ErrorClass(name, roundings, True)
+    tree = 32 + levels
+    return ErrorClass(tree if name == "tree" else max(count, tree), roundings, True)
+
+
+@dataclass(frozen=True, eq=False)
+class RowErrors:
+    """The quantities of rows (R, D) from which the bound of any error class follows.
+
+    Attributes
+    ----------
+    rows : the input rows, (R, D)
+    certified : unrounded reference of y = w*n + b (of n itself for the cast ``before_weight``)
+    standardization : what the norm does to a row
+    compute : format of the arithmetic
+    weight : |offset + w| broadcast to the rows, or None
+    bias : the bias broadcast to the rows, or None
+    offset : whether the weight is formed by an addition
+    given : whether the statistics were given
+    out_is_compute : whether the output format is the compute format
+    """
+
+    rows: Array
+    certified: Certified
+    standardization: Standardization
+    compute: Format
+    weight: Array | None = None
+    bias: Array | None = None
+    offset: bool = False
+    given: bool = False
+    out_is_compute: bool = True
+
+    def bound(self, allowed: ErrorClass) -> Array:
+        """E of the module docstring, (R, D), with the reference's own err added; not finite where nothing can be promised."""
+        with np.errstate(all="ignore"):
+            inner = self._standardized_error(allowed) * (1 + 4 * self.compute.u * (allowed.height + 8))
+            return self._affine_error(inner) + self.certified.err + self._underflow()
+
+    def tau(self, allowed: ErrorClass) -> Array:
+        """Error of the mean in units of the output, (R,): the common mode. Zero where no mean is computed."""
+        if self.given or not self.standardization.center:
+            return np.zeros(len(self.rows))
+        u, cert, adds = self.compute.u, self.certified, allowed.height + 1
+        error = cert.abs_mean * adds * u + math.ceil(adds / 2) * self.compute.min_subnormal
+        return (error + 3 * u * cert.max_abs * allowed.merges) / cert.scale
+
+    def judged(self) -> Mask:
+        """Which rows can be judged by the bound, (R,): finite, with sums of squares in the compute format's range (S**2 at least
+        2**(emin+p), so that no underflow of the variance exceeds u).
+        """
+        count = self.standardization.count(self.rows.shape[1])
+        top = math.sqrt(self.compute.max) * (1 - 2.0**-10)
+        floor = math.sqrt(math.ldexp(1.0, self.compute.emin + self.compute.p))
+        cert = self.certified
+        with np.errstate(all="ignore"):
+            spread = cert.sigma * math.sqrt(self.standardization.divisor(self.rows.shape[1]))
+            total_fits = cert.abs_mean < self.compute.max / (2 * max(count, 1))
+            fits = (spread < top) & total_fits if not self.given else np.ones(len(self.rows), bool)
+            return fits & (cert.scale >= floor) & (cert.scale < np.inf)
+
+    def _standardized_error(self, allowed: ErrorClass) -> Array:
+        u, cert, std = self.compute.u, self.certified, self.standardization
+        share = cert.sigma / cert.scale
+        tau = self.tau(allowed)
+        phi = np.zeros_like(share) if self.given else self._phi(share)
+        gain = u * (0.5 * (allowed.height + (4 if std.center else 2)) * phi + allowed.roundings) + self._quadratic(tau, share)
+        if allowed.merges:
+            gain = gain + np.where(share > 0, math.sqrt(2) * tau * phi / np.where(share > 0, share, 1), 0)
+        applied = np.zeros_like(self.rows)
+        if std.center:
+            twice = 2 if self.given else 1
+            applied = u * (np.abs(self.rows) + twice * np.abs(cert.mean)[:, None]) / cert.scale[:, None]
+        return tau[:, None] + applied + np.abs(self._normalized()) * gain[:, None]
+
+    def _phi(self, share: Array) -> Array:
+        std = self.standardization
+        if std.placement == "inside":
+            return share * share
+        if std.placement == "outside":
+            return share
+        if std.placement == "none":
+            return np.ones_like(share)
+        # max: at S >= 2 sigma no error below 100 % can make the spread the larger one
+        return np.where(share >= 0.5, 1.0, 0.0)
+
+    def _quadratic(self, tau: Array, share: Array) -> Array:
+        width = self.rows.shape[1]
+        square = tau * tau * (width / max(width - self.standardization.ddof, 1))
+        if self.standardization.placement in ("inside", "max_inside", "none"):
+            return 0.5 * square
+        return np.minimum(np.sqrt(square), square / (2 * np.where(share > 0, share, 1e-300)))
+
+    def _normalized(self) -> Array:
+        return (self.rows - self.certified.mean[:, None]) / self.certified.scale[:, None]
+
+    def _affine_error(self, inner: Array) -> Array:
+        u = self.compute.u
+        if self.weight is not None:
+            scaled = np.abs(self.weight * self._normalized())
+            inner = inner * np.abs(self.weight) + u * scaled * (2 if self.offset else 1)
+        if self.bias is not None:
+            inner = inner + u * (np.abs(self.certified.hi) + np.abs(self.bias))
+        return inner
+
+    def _underflow(self) -> Array:
+        eta = self.compute.min_subnormal
+        weight = 0.0 if self.weight is None else np.abs(self.weight)
+        return np.broadcast_to(eta * (1 + weight) + eta * self.out_is_compute, self.rows.shape)
+
+
+@dataclass(frozen=True, eq=False)
+class Judgement:
+    """An output held against bounds.
+
+    Attributes
+    ----------
+    ratio : distance of the exact value from the rounding cell of the output, over the bound, (R, D); at most 1 conforms
+    judged : the elements that were judged, (R, D)
+    error : |output - exact value|, (R, D)
+    tolerance : the bound plus half an ulp of the output, (R, D)
+    """
+
+    ratio: Array
+    judged: Mask
+    error: Array
+    tolerance: Array
+
+    @property
+    def worst(self) -> tuple[int, int] | None:
+        """Row and element of the largest ratio, or None if nothing was judged."""
+        if not self.judged.any():
+            return None
+        flat = np.where(self.judged, self.ratio, -1.0).argmax()
+        row, element = np.unravel_index(flat, self.ratio.shape)
+        return int(row), int(element)
+
+    @property
+    def worst_ratio(self) -> float:
+        """The largest ratio among judged elements; 0 if nothing was judged."""
+        return float(np.where(self.judged, self.ratio, 0.0).max(initial=0.0))
+
+
+def distance(output: Array, certified: Certified, fmt: Format) -> Array:
+    """Distance of the exact values from the outputs' rounding cells in ``fmt``, >= 0, (R, D); 0 if the output can be their rounding.
+
+    The cell of an output reaches half way to its neighbours: on the side of zero of a power of two only half as far. Infinite
+    outputs have the cell beyond the largest finite value.
+    """
+    with np.errstate(all="ignore"):
+        error = (output - certified.hi) - certified.lo
+        half = 0.5 * fmt.ulp(output)
+        toward_zero = np.sign(error) * np.sign(output) > 0
+        power_of_two = (np.abs(np.frexp(output)[0]) == 0.5) & (np.abs(output) > fmt.min_normal)
+        half = np.where(power_of_two & toward_zero, half / 2, half)
+        finite = np.maximum(np.abs(error) - half, 0.0)
+        edge = fmt.max + 0.5 * float(fmt.ulp(fmt.max))
+        beyond = np.maximum(edge - np.sign(output) * certified.hi, 0.0)
+        return np.where(np.isfinite(output), finite, np.where(np.isnan(output), np.inf, beyond))
+
+
+def judge(output: Array, certified: Certified, bound: Array, fmt: Format, judged: Mask) -> Judgement:
+    """Hold outputs against the exact values: conforming iff RN(y - E) <= output <= RN(y + E), that is distance/E <= 1.
+
+    Parameters
+    ----------
+    output : values of the format ``fmt``, (R, D)
+    certified : unrounded reference; its err is already part of ``bound``
+    bound : E, (R, D)
+    fmt : the output's format
+    judged : rows that the bound covers, (R,); elements whose bound or value is not finite or that can overflow are left out
+    """
+    with np.errstate(all="ignore"):
+        gap = distance(output, certified, fmt)
+        value = np.abs(certified.hi)
+        covered = judged[:, None] & np.isfinite(bound) & np.isfinite(certified.hi) & (value + bound <= fmt.max)
+        ratio = np.where(gap > 0, np.where(bound > 0, gap / bound, np.inf), 0.0)
+        error = np.abs((output - certified.hi) - certified.lo)
+        tolerance = bound + 0.5 * np.nan_to_num(fmt.ulp(output), nan=0.0)
+    return Judgement(np.where(covered, ratio, 0.0), covered, error, tolerance)
+
+
+def judge_before_weight(
+    output: Array, certified: Certified, bound: Array, weight: Array, bias: Array | None, inner: Format, fmt: Format, judged: Mask
+) -> Judgement:
+    """Hold outputs of the cast ``before_weight`` against RN(w*RN(n - E)) .. RN(w*RN(n + E)), ends swapped for w < 0.
+
+    Parameters
+    ----------
+    output : values of the format ``fmt``, (R, D)
+    certified, bound : of the standardized value n, without weight and bias
+    weight, bias : broadcast to the rows; a bias may be added before or after the last rounding
+    inner : format to which n is rounded
+    fmt : the output's format
+    judged : rows that the bound covers, (R,)
+    """
+    with np.errstate(all="ignore"):
+        ends = [weight * inner.round(certified.hi + sign * bound) for sign in (-1.0, 1.0)]
+        candidates = [fmt.round(end) for end in ends]
+        if bias is not None:
+            candidates = [fmt.round(y + bias) for y in (*ends, *candidates)]
+        low, high = np.minimum.reduce(candidates), np.maximum.reduce(candidates)
+        exact = weight * certified.hi + (0.0 if bias is None else bias)
+        error = np.abs(output - exact)
+        slack = 0.5 * (fmt.ulp(output) + np.abs(weight) * inner.ulp(certified.hi))
+        reach = np.abs(weight) * bound
+        estimate = np.where(reach > 0, (error - slack) / reach, np.inf)
+        inside = (low <= output) & (output <= high)
+        ratio = np.where(inside, np.clip(estimate, 0.0, 1.0), np.maximum(np.nan_to_num(estimate, nan=np.inf), 1.0 + 2.0**-20))
+        covered = judged[:, None] & np.isfinite(reach) & np.isfinite(exact) & (np.abs(high) <= fmt.max) & (np.abs(low) <= fmt.max)
+    return Judgement(np.where(covered, ratio, 0.0), covered, error, reach + slack)
+
+
+def vacuous(certified: Certified, bound: Array, judged: Mask) -> bool:
+    """Whether the bound says nothing: E > |y|/10 at every judged element."""
+    with np.errstate(all="ignore"):
+        telling = judged & (bound <= np.abs(certified.hi) / 10)
+    return not bool(telling.any())
+
+
+def classes_of(contract: Contract, count: int, center: bool) -> dict[ClassName, ErrorClass]:
+    """The three error classes for a contract; a declared height takes the place of the tree's."""
+    declared = contract.accumulation
+    tree: ClassName | int = declared if isinstance(declared, int) else "tree"
+    return {
+        "strict": error_class("strict", count, center),
+        "tree": error_class(tree, count, center),
+        "sequential": error_class("sequential", count, center),
+    }

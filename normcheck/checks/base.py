@@ -1,0 +1,343 @@
+"""What a check is, how it is registered and run, and the context that it runs in."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import itertools
+import math
+import pkgutil
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from normcheck.checks.cases import Case, make_case, numerics, regime_case, with_statistics
+from normcheck.formats import Array, Format, format_of
+from normcheck.implementations import CallError, Implementation, Inputs, Output, call
+from normcheck.norms import Norm
+from normcheck.regimes import WIDTHS, weights
+from normcheck.results import Outcome, Result
+
+HEADINGS = ("Statement", "Why it matters", "Holds for", "Tolerance", "Known exceptions", "References")
+
+
+class FormError(Exception):
+    """The output's shape or dtype is not what the norm and its contract say; the message follows the house grammar."""
+
+
+class SkipCase(Exception):
+    """A case that cannot be judged; the message is the reason."""
+
+
+@dataclass(frozen=True)
+class Context:
+    """One implementation in one dtype on one device, and how thoroughly it is looked at.
+
+    Attributes
+    ----------
+    implementation : code under judgement
+    dtype, device : of the input
+    profile : ``quick``, ``standard`` or ``deep``
+    seed : of all random inputs
+    """
+
+    implementation: Implementation
+    dtype: str
+    device: str = "cpu"
+    profile: str = "standard"
+    seed: int = 0
+
+    @property
+    def norm(self) -> Norm:
+        """What is claimed."""
+        return self.implementation.norm
+
+    @property
+    def x_format(self) -> Format:
+        """Format of the input."""
+        return format_of(self.dtype)
+
+    @property
+    def compute(self) -> Format:
+        """Format of the arithmetic that is promised."""
+        return self.implementation.contract.compute_format(self.x_format)
+
+    @property
+    def training(self) -> bool:
+        """Whether the norm takes its statistics from the batch."""
+        return self.implementation.training is not False
+
+    @property
+    def own_statistics(self) -> bool:
+        """Whether statistics come from the rows themselves."""
+        return self.training or not self.norm.has_running
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Row widths of the profile that the norm and the implementation can take; else those that they name."""
+        usual = [width for width in WIDTHS[self.profile] if self.can_take(width)]
+        if usual:
+            return tuple(usual)
+        fixed = getattr(self.norm, "normalized_shape", None)
+        named = [math.prod(fixed)] if fixed else list(itertools.islice(iter(self.implementation.widths or ()), 8))  # type: ignore[call-overload]
+        return tuple(sorted(named))
+
+    def can_take(self, width: int) -> bool:
+        """Whether rows of this width can be given."""
+        if width <= self.norm.ddof:
+            return False
+        try:
+            self.shape(1, width)
+        except SkipCase:
+            return False
+        return True
+
+    @property
+    def takes_weight(self) -> bool:
+        """Whether the implementation is given a weight."""
+        return self.implementation.affine and (self.implementation.module is not None or "weight" in self.implementation.passes)
+
+    @property
+    def takes_bias(self) -> bool:
+        """Whether the implementation is given a bias."""
+        taken = self.implementation.module is not None or "bias" in self.implementation.passes
+        return self.norm.has_bias and self.implementation.affine and taken
+
+    @property
+    def parameter_format(self) -> Format:
+        """Format of weight, bias and running statistics."""
+        return format_of(self.implementation.weight_dtype or self.dtype)
+
+    def shape(self, rows: int, width: int, rank: int | None = None) -> tuple[int, ...]:
+        """An input shape with about this many rows of this width.
+
+        Raises
+        ------
+        SkipCase : where the norm or the implementation has none
+        """
+        groups = getattr(self.norm, "num_groups", 1)
+        whole = max(groups, rows // groups * groups)
+        try:
+            shape = self.norm.shape_of(whole, width, rank, self.implementation.channel_axis)
+        except ValueError as error:
+            raise SkipCase(str(error)) from None
+        refused = self.implementation.refuses(shape)
+        if refused:
+            raise SkipCase(refused)
+        return shape
+
+    def case(self, regime: str, shape: tuple[int, ...], layout: str = "contiguous") -> Case:
+        """The case of a regime in this context, with random weights and biases as far as they are taken."""
+        return regime_case(
+            self.norm,
+            numerics(self.implementation.contract),
+            regime,
+            shape,
+            self.dtype,
+            weight_dtype=self.implementation.weight_dtype,
+            channel_axis=self.implementation.channel_axis,
+            layout=layout,
+            device=self.device,
+            weighted=self.takes_weight,
+            biased=self.takes_bias,
+            training=self.training,
+            seed=self.seed,
+        )
+
+    def case_of(self, rows: Array, shape: tuple[int, ...], *, norm: Norm | None = None, affine: bool = True) -> Case:
+        """A case from rows (R, D) of one's own, without bias; with random weights, or with ones where ``affine`` is False."""
+        norm = norm or self.norm
+        fold = norm.fold(shape, self.implementation.channel_axis)
+        size, fmt = norm.parameter_size(fold), self.parameter_format
+        weight = None
+        if self.takes_weight:
+            weight = weights(size, fmt, self.seed, norm.weight_offset) if affine else np.full(size, 1.0 - norm.weight_offset)
+        inputs = Inputs(
+            x=rows,
+            weight=weight,
+            bias=np.zeros(size) if self.takes_bias else None,
+            dtype=self.dtype,
+            weight_dtype=self.implementation.weight_dtype,
+            device=self.device,
+            training=self.training,
+        )
+        return make_case(norm, numerics(self.implementation.contract), fold, rows, with_statistics(inputs, norm, fold, rows))
+
+    def run(self, case: Case, implementation: Implementation | None = None) -> Array:
+        """Call the implementation and fold its output to rows (R, D).
+
+        Raises
+        ------
+        CallError : if the call raised or returned no array
+        FormError : if the output's shape or dtype is not as promised
+        """
+        output = call(implementation or self.implementation, case.inputs)
+        check_form(output, case)
+        rows: Array = case.fold.fold(output.y)
+        return rows
+
+    def result(self, check: str, outcome: Outcome, message: str = "", **values: Any) -> Result:
+        """A result of this context."""
+        implementation = self.implementation
+        return Result(
+            check=check,
+            implementation=implementation.name,
+            norm=repr(implementation.norm),
+            dtype=self.dtype,
+            outcome=outcome,
+            device=self.device,
+            message=message,
+            **values,
+        )
+
+
+def check_form(output: Output, case: Case) -> None:
+    """Raise FormError if an output has another shape or dtype than the case asks for."""
+    expected = tuple(case.fold.shape)
+    if output.y.shape != expected:
+        raise FormError(f"shape={output.y.shape}, but should be {expected} [{describe(case)}]")
+    if output.dtype != case.out_format.name:
+        raise FormError(f"dtype={output.dtype}, but should be {case.out_format.name} [{describe(case)}]")
+
+
+def describe(case: Case) -> str:
+    """The call in brackets of the message grammar: shape, dtype and what else was passed."""
+    inputs = case.inputs
+    parts = [f"x: {inputs.dtype}{list(case.fold.shape)}"]
+    if inputs.weight is not None:
+        parts.append(f"weight: {inputs.weight_dtype or inputs.dtype}")
+    if inputs.bias is not None:
+        parts.append("bias")
+    if case.norm.has_running:
+        parts.append(f"training={inputs.training}")
+    if inputs.layout != "contiguous":
+        parts.append(inputs.layout)
+    return ", ".join(parts)
+
+
+Runner = Callable[[Context], Iterator[Result]]
+
+
+@dataclass(frozen=True)
+class Check:
+    """One property, stated.
+
+    Attributes
+    ----------
+    id : names the property, hyphenated
+    title : the first line of its page
+    doc : its page, with the headings of ``HEADINGS``
+    family : the module it lives in
+    run : yields results for a context
+    applies : the reason why a context is skipped, or ``""``
+    requires : ids of checks without which this one would only repeat a root cause
+    """
+
+    id: str
+    title: str
+    doc: str
+    family: str
+    run: Runner = field(repr=False)
+    applies: Callable[[Context], str] = field(repr=False)
+    requires: tuple[str, ...] = ("output-form",)
+
+
+_REGISTRY: dict[str, Check] = {}
+
+
+def register(
+    id: str, *, applies: Callable[[Context], str] = lambda context: "", requires: tuple[str, ...] = ("output-form",)
+) -> Callable[[Runner], Runner]:
+    """Make a generator of results a check; its docstring is its page.
+
+    Raises
+    ------
+    ValueError : at import, for a duplicate id or a docstring without the six headings, naming file and line
+    """
+
+    def add(run: Runner) -> Runner:
+        page = inspect.getdoc(run) or ""
+        where = f"{inspect.getsourcefile(run)}:{run.__code__.co_firstlineno}"  # type: ignore[attr-defined]
+        missing = [heading for heading in HEADINGS if f"\n{heading}\n{'-' * len(heading)}\n" not in page]
+        if missing:
+            raise ValueError(f"check {id!r} at {where} has no heading {', '.join(missing)} in its docstring")
+        if id in _REGISTRY:
+            raise ValueError(f"check {id!r} at {where} is registered already, by {_REGISTRY[id].run.__module__}")
+        title = page.splitlines()[0].rstrip(".")
+        _REGISTRY[id] = Check(id, title, page, run.__module__.rpartition(".")[2], run, applies, requires)
+        return run
+
+    return add
+
+
+def checks() -> Mapping[str, Check]:
+    """All checks by id, in the order in which they are run: prerequisites first, then by family and id."""
+    package = importlib.import_module("normcheck.checks")
+    for module in pkgutil.iter_modules(package.__path__):
+        importlib.import_module(f"normcheck.checks.{module.name}")
+    ordered = sorted(_REGISTRY.values(), key=lambda check: (bool(check.requires), check.family, check.id))
+    return {check.id: check for check in ordered}
+
+
+def run_check(check: Check, context: Context) -> list[Result]:
+    """All results of a check in a context; what raises becomes a result, except an interrupt."""
+    reason = check.applies(context)
+    if reason:
+        return [context.result(check.id, Outcome.SKIPPED, reason)]
+    results: list[Result] = []
+    started = time.perf_counter()
+    try:
+        for result in check.run(context):
+            now = time.perf_counter()
+            results.append(replace(result, seconds=now - started))
+            started = now
+    except CallError as error:
+        results.append(context.result(check.id, Outcome.BROKEN, f"call raised {error}", seconds=time.perf_counter() - started))
+    except FormError as error:
+        results.append(context.result(check.id, Outcome.FAILED, str(error), seconds=time.perf_counter() - started))
+    except SkipCase as error:
+        results.append(context.result(check.id, Outcome.SKIPPED, str(error)))
+    except Exception as error:  # a fault of ours must not lose the audit
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        text = f"normcheck raised {type(error).__name__}: {error} ({where.name}, line {where.lineno})"
+        results.append(context.result(check.id, Outcome.BROKEN, text))
+    if not results:
+        results.append(context.result(check.id, Outcome.SKIPPED, "no input of this profile can be judged here"))
+    return results
+
+
+def guarded(
+    context: Context, id: str, judge: Callable[..., Result | None], *arguments: Any, **where: Any
+) -> Iterator[Result]:
+    """One result of a check with many: what goes wrong in it is its own result, and the others go on."""
+    try:
+        result = judge(context, *arguments)
+    except CallError as error:
+        yield context.result(id, Outcome.BROKEN, f"call raised {error}", **where)
+    except FormError as error:
+        yield context.result(id, Outcome.FAILED, str(error), **where)
+    except SkipCase:
+        return
+    else:
+        if result is not None:
+            yield result
+
+
+def ulp_error(output: Array, exact: Array, fmt: Format) -> Array:
+    """|output - exact| in ulp of ``fmt`` at the larger of |exact| and the row's root mean square, (R, D)."""
+    with np.errstate(all="ignore"):
+        top = np.abs(exact).max(axis=1, initial=0.0, keepdims=True)
+        safe = np.where((top > 0) & np.isfinite(top), top, 1.0)
+        rms = np.sqrt(((exact / safe) ** 2).mean(axis=1, keepdims=True)) * safe
+        scale = np.fmin(np.fmax(np.abs(exact), rms), fmt.max)
+        return np.abs(output - exact) / fmt.ulp(scale)
+
+
+def hexed(value: float) -> str:
+    """A float as a hex literal that numpy and Python read back bit for bit."""
+    return float(value).hex()
+

@@ -1,0 +1,253 @@
+"""Cases: the inputs of one call, its certified value and the bounds it is held to, built once and shared by all implementations."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from normcheck.bounds import (
+    ClassName,
+    ErrorClass,
+    Judgement,
+    RowErrors,
+    classes_of,
+    judge,
+    judge_before_weight,
+)
+from normcheck.contract import Contract
+from normcheck.formats import Array, Format, format_of
+from normcheck.implementations import Inputs
+from normcheck.norms import Fold, Norm, Standardization
+from normcheck.reference import Certified, certify
+from normcheck.regimes import REGIMES, biases, weights
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """One call and what is known about its result.
+
+    Attributes
+    ----------
+    norm, contract : what is claimed, and in which arithmetic
+    fold : how the input becomes rows
+    rows : the input as the norm sees it, (R, D)
+    inputs : what the implementation is called with
+    certified : unrounded reference of the rows; of the standardized value alone where the cast is ``before_weight``
+    errors : the quantities from which bounds follow
+    """
+
+    norm: Norm
+    contract: Contract
+    fold: Fold
+    rows: Array
+    inputs: Inputs
+    certified: Certified
+    errors: RowErrors
+
+    @property
+    def x_format(self) -> Format:
+        """Format of the input."""
+        return format_of(self.inputs.dtype)
+
+    @property
+    def weight_format(self) -> Format | None:
+        """Format of weight and bias, or None where there are none."""
+        return None if self.inputs.weight is None else format_of(self.inputs.weight_dtype or self.inputs.dtype)
+
+    @property
+    def out_format(self) -> Format:
+        """Format that the output must have."""
+        return self.contract.output_format(self.x_format, self.weight_format)
+
+    @property
+    def inner_cast(self) -> bool:
+        """Whether the standardized value is rounded before it meets the weight, and this can be told from one rounding."""
+        return _inner_cast(self.contract, self.x_format, self.inputs.weight is not None)
+
+    @functools.cached_property
+    def classes(self) -> Mapping[ClassName, ErrorClass]:
+        """What each class of kernels is allowed."""
+        std = self.errors.standardization
+        return classes_of(self.contract, std.count(self.fold.width), std.center)
+
+    @functools.cached_property
+    def exact(self) -> Array:
+        """The exact result rounded to float64, (R, D); for diagnostics and messages, never for judging."""
+        if not self.inner_cast:
+            return self.certified.hi
+        weight, bias = self.affine
+        inner = np.ones(1) if weight is None else weight
+        return inner * self.certified.hi + (0.0 if bias is None else bias)
+
+    @functools.cached_property
+    def affine(self) -> tuple[Array | None, Array | None]:
+        """Weight (offset included) and bias, broadcast to the rows."""
+        return _affine(self.norm, self.fold, self.inputs.weight, self.inputs.bias)
+
+    def bound(self, name: ClassName) -> Array:
+        """E of the class, (R, D)."""
+        return self._bounds[name]
+
+    def judge(self, output: Array, name: ClassName) -> Judgement:
+        """Hold output rows (R, D) against the bound of a class."""
+        judged, bound = self.errors.judged(), self.bound(name)
+        if not self.inner_cast:
+            return judge(output, self.certified, bound, self.out_format, judged)
+        weight, bias = self.affine
+        assert weight is not None
+        return judge_before_weight(output, self.certified, bound, weight, bias, self.x_format, self.out_format, judged)
+
+    @functools.cached_property
+    def _bounds(self) -> dict[ClassName, Array]:
+        return {name: self.errors.bound(allowed) for name, allowed in self.classes.items()}
+
+
+def make_case(
+    norm: Norm,
+    contract: Contract,
+    fold: Fold,
+    rows: Array,
+    inputs: Inputs,
+    *,
+    level: str | None = None,
+) -> Case:
+    """A case from rows (R, D) and the inputs that unfold to them (``inputs.x`` is set from the rows).
+
+    Parameters
+    ----------
+    level : ``"float64"`` or ``"double-double"``; None takes the level that the compute format asks for
+    """
+    x_format = format_of(inputs.dtype)
+    compute = contract.compute_format(x_format)
+    std = replace(norm.standardization, eps=contract.round_eps(norm.eps))
+    inner = _inner_cast(contract, x_format, inputs.weight is not None)
+    weight, bias = (None, None) if inner else _raw_affine(fold, inputs)
+    mean, variance = _given(norm, fold, inputs)
+    certified = certify(
+        rows,
+        std,
+        weight,
+        bias,
+        weight_offset=norm.weight_offset if weight is not None else 0.0,
+        mean=mean,
+        variance=variance,
+        level=level or ("double-double" if compute.p == 53 else "float64"),
+    )
+    errors = _errors(norm, contract, fold, rows, inputs, certified, std)
+    return Case(norm, contract, fold, rows, replace(inputs, x=fold.unfold(rows)), certified, errors)
+
+
+@functools.lru_cache(maxsize=512)
+def regime_case(
+    norm: Norm,
+    contract: Contract,
+    regime: str,
+    shape: tuple[int, ...],
+    dtype: str,
+    *,
+    weight_dtype: str | None = None,
+    channel_axis: int = 1,
+    layout: str = "contiguous",
+    device: str = "cpu",
+    weighted: bool = True,
+    biased: bool = True,
+    training: bool = True,
+    seed: int = 0,
+) -> Case:
+    """The case of a regime: its rows in this shape, with random weights and, where the regime bears one, a bias."""
+    fold = norm.fold(shape, channel_axis)
+    x_format = format_of(dtype)
+    family = REGIMES[regime]
+    rows = family.rows(fold.rows, fold.width, x_format, seed, contract.compute_format(x_format))
+    parameters = format_of(weight_dtype or dtype)
+    size = norm.parameter_size(fold)
+    inputs = Inputs(
+        x=rows,
+        weight=weights(size, parameters, seed, norm.weight_offset) if weighted else None,
+        bias=biases(size, parameters, seed) if biased and family.bias else None,
+        dtype=dtype,
+        weight_dtype=weight_dtype,
+        device=device,
+        layout=layout,
+        training=training,
+    )
+    return make_case(norm, contract, fold, rows, with_statistics(inputs, norm, fold, rows))
+
+
+def with_statistics(inputs: Inputs, norm: Norm, fold: Fold, rows: Array) -> Inputs:
+    """Add running statistics to the inputs of a norm that has them: in evaluation such as suit the rows, else zeros and ones."""
+    if not norm.has_running:
+        return inputs
+    channels = fold.period
+    if inputs.training:
+        return replace(inputs, running_mean=np.zeros(channels), running_var=np.ones(channels))
+    fmt = format_of(inputs.weight_dtype or inputs.dtype)
+    first = rows[:channels]
+    scale = np.abs(first).max(axis=1, initial=0.0)
+    safe = np.where(scale > 0, scale, 1.0)[:, None]
+    center = (first / safe).mean(axis=1) * safe[:, 0]
+    spread = ((first - center[:, None]) / safe).std(axis=1) * safe[:, 0]
+    largest = np.sqrt(fmt.max) / 4
+    variance = np.clip(spread * (1 + np.arange(channels) % 3), 0.0, largest) ** 2
+    mean = np.clip(center, -fmt.max / 4, fmt.max / 4)
+    return replace(inputs, running_mean=fmt.round(mean), running_var=fmt.round(variance))
+
+
+def numerics(contract: Contract) -> Contract:
+    """The contract reduced to what bears on reference and bounds, so that implementations that differ in the rest share cases."""
+    height = contract.accumulation if isinstance(contract.accumulation, int) else "tree"
+    return Contract(
+        compute=contract.compute,
+        eps_dtype=contract.eps_dtype,
+        cast=contract.cast,
+        output=contract.output,
+        residual_rounding=contract.residual_rounding,
+        accumulation=height,
+        overflow=contract.overflow,
+    )
+
+
+def _inner_cast(contract: Contract, x_format: Format, weighted: bool) -> bool:
+    return contract.cast == "before_weight" and weighted and contract.compute_format(x_format).p > x_format.p
+
+
+def _raw_affine(fold: Fold, inputs: Inputs) -> tuple[Array | None, Array | None]:
+    weight, bias = inputs.weight, inputs.bias
+    return None if weight is None else fold.affine(weight), None if bias is None else fold.affine(bias)
+
+
+def _affine(norm: Norm, fold: Fold, weight: Array | None, bias: Array | None) -> tuple[Array | None, Array | None]:
+    take = np.arange(fold.rows) % fold.period
+    spread_weight = None if weight is None else (fold.affine(weight) + norm.weight_offset)[take]
+    return spread_weight, None if bias is None else fold.affine(bias)[take]
+
+
+def _given(norm: Norm, fold: Fold, inputs: Inputs) -> tuple[Array | None, Array | None]:
+    if inputs.training or not norm.has_running:
+        return None, None
+    assert inputs.running_mean is not None and inputs.running_var is not None
+    return fold.statistics(inputs.running_mean), fold.statistics(inputs.running_var)
+
+
+def _errors(
+    norm: Norm, contract: Contract, fold: Fold, rows: Array, inputs: Inputs, certified: Certified, std: Standardization
+) -> RowErrors:
+    x_format = format_of(inputs.dtype)
+    compute = contract.compute_format(x_format)
+    inner = _inner_cast(contract, x_format, inputs.weight is not None)
+    weight, bias = (None, None) if inner else _affine(norm, fold, inputs.weight, inputs.bias)
+    weight_format = None if inputs.weight is None else format_of(inputs.weight_dtype or inputs.dtype)
+    return RowErrors(
+        rows,
+        certified,
+        std,
+        compute,
+        weight=weight,
+        bias=bias,
+        offset=norm.weight_offset != 0,
+        given=norm.has_running and not inputs.training,
+        out_is_compute=contract.output_format(x_format, weight_format) == compute,
+    )

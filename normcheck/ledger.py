@@ -1,0 +1,116 @@
+"""The ledger: verified faults of other people's released libraries, which turn a failure into an expected one, narrowly."""
+
+from __future__ import annotations
+
+import functools
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields, replace
+from fnmatch import fnmatchcase
+from importlib import metadata, resources
+from typing import Any
+
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
+from normcheck.results import Outcome, Result
+
+_EXPECTED = (Outcome.FAILED, Outcome.BROKEN, Outcome.CRASHED)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One verified fault. Names may hold the wildcards of fnmatch; an empty one matches everything.
+
+    Attributes
+    ----------
+    implementation, check, dtype, device, regime, layout : which results it expects to fail
+    library, versions : the distribution that has the fault, and in which versions
+    reason : what is wrong, in one line
+    link : where it is reported, or empty
+    script : a script in the repository that shows it without normcheck
+    direction : ``forward`` or ``backward``
+    """
+
+    implementation: str
+    library: str
+    versions: str
+    check: str
+    reason: str
+    dtype: str = ""
+    device: str = ""
+    regime: str = ""
+    layout: str = ""
+    direction: str = "forward"
+    link: str = ""
+    script: str = ""
+
+    def expects(self, result: Result) -> bool:
+        """Whether the entry speaks of this result, in the version that is installed."""
+        pairs = [(getattr(self, f), getattr(result, f)) for f in ("implementation", "check", "dtype", "device", "regime", "layout")]
+        return all(not pattern or fnmatchcase(value, _literal(pattern)) for pattern, value in pairs) and self.installed
+
+    @property
+    def installed(self) -> bool:
+        """Whether one of the faulty versions is installed."""
+        version = _version(self.library)
+        return version is not None and SpecifierSet(self.versions).contains(version.partition("+")[0], prereleases=True)
+
+    @property
+    def text(self) -> str:
+        """Reason, library and link in one line."""
+        return f"{self.reason} [{self.library} {self.versions}{'; ' + self.link if self.link else ''}]"
+
+
+def entries() -> tuple[Entry, ...]:
+    """The entries of the ledger that ships with the package.
+
+    Raises
+    ------
+    ValueError : for an entry with an unknown or missing key or an invalid version range, naming it
+    """
+    text = resources.files("normcheck").joinpath("ledger.toml").read_text(encoding="utf-8")
+    return tuple(_entry(number, data) for number, data in enumerate(tomllib.loads(text).get("fault", ()), start=1))
+
+
+def apply(results: Iterable[Result], ledger: Iterable[Entry] | None = None) -> tuple[Result, ...]:
+    """Turn expected failures into ``xfailed``; where an entry's results all passed, mark the first ``xpassed``."""
+    known = tuple(entries() if ledger is None else ledger)
+    done = list(results)
+    for entry in known:
+        places = [i for i, result in enumerate(done) if entry.expects(result)]
+        failing = [i for i in places if done[i].outcome in _EXPECTED]
+        for i in failing:
+            done[i] = replace(done[i], outcome=Outcome.XFAILED, ledger=entry.text)
+        seen = any(done[i].outcome in (Outcome.XFAILED, Outcome.WARNED) for i in places)
+        passed = [i for i in places if done[i].outcome is Outcome.PASSED]
+        if passed and not seen:
+            done[passed[0]] = replace(done[passed[0]], outcome=Outcome.XPASSED, ledger=entry.text)
+    return tuple(done)
+
+
+def _entry(number: int, data: Mapping[str, Any]) -> Entry:
+    known = {f.name for f in fields(Entry)}
+    wrong = set(data) - known
+    if wrong:
+        raise ValueError(f"ledger entry {number} has key {sorted(wrong)[0]!r}, but should have some of {', '.join(sorted(known))}")
+    try:
+        entry = Entry(**data)
+        SpecifierSet(entry.versions)
+    except TypeError as error:
+        raise ValueError(f"ledger entry {number}: {error}") from None
+    except InvalidSpecifier:
+        raise ValueError(f"ledger entry {number}: versions={data['versions']!r}, but should be a range such as '<2.14'") from None
+    return entry
+
+
+def _literal(pattern: str) -> str:
+    # names of implementations carry brackets, which are no character sets here
+    return pattern.replace("[", "[[]")
+
+
+@functools.cache
+def _version(library: str) -> str | None:
+    try:
+        return metadata.version(library)
+    except metadata.PackageNotFoundError:
+        return None
