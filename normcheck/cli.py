@@ -132,10 +132,12 @@ def check(target: str, output: Path | None, fail_on_warning: bool, strict_ledger
 
     It is called with x and what else the norm has, such as call(x, weight, bias), and must return y.
     """
+    from normcheck.audit import DTYPES, modes
+
     judging = {key: options.pop(key) for key in ("profile", "checks", "dtypes", "devices", "seed")}
     plan = checked(judging)
-    implementation = implementation_of(target, plan["dtypes"] or ("float32",), plan["devices"] or ("cpu",), options)
-    _finish(*_run((implementation,), {**plan, "workers": 1}), output, fail_on_warning, strict_ledger)
+    implementation = implementation_of(target, plan["dtypes"] or DTYPES, plan["devices"] or ("cpu",), options)
+    _finish(*_run(modes(implementation), {**plan, "workers": 1}), output, fail_on_warning, strict_ledger)
 
 
 @main.command("list")
@@ -203,7 +205,7 @@ def _run(implementations: Sequence[Implementation], plan: dict[str, Any]) -> tup
         try:
             return normcheck.audit(implementations, progress=progress, **plan), False
         except KeyboardInterrupt as stop:
-            return getattr(stop, "audit", None), True
+            return getattr(stop, "audit", None), True  # also where it came before or after the audit
 
 
 def _finish(audit: Audit | None, interrupted: bool, output: Path | None, fail_on_warning: bool, strict_ledger: bool) -> None:
@@ -217,7 +219,7 @@ def _finish(audit: Audit | None, interrupted: bool, output: Path | None, fail_on
         console.print(terminal.render(audit))
         for name in ("report.md", "audit.json") if output is not None else ():
             written = reporters.write(audit, cast(Path, output) / name)
-            console.print(f"Written: {written[0]}", highlight=False, markup=False, soft_wrap=True)
+            console.print(f"Written: {written}", highlight=False, markup=False, soft_wrap=True)
     if interrupted or audit is None:
         raise KeyboardInterrupt
     outcomes = {result.outcome for result in audit.results}
@@ -231,8 +233,9 @@ def _finish(audit: Audit | None, interrupted: bool, output: Path | None, fail_on
 def _print_plan(implementations: Sequence[Implementation], options: dict[str, Any]) -> None:
     from normcheck.audit import plan
 
-    for task in plan(implementations, **options):
-        click.echo(str(task))
+    units = plan(implementations, **options)
+    rows = [(u.context.implementation.name, u.context.dtype, u.context.device, " ".join(c.id for c in u.checks)) for u in units]
+    _print_table(f"{len(units)} parts", ("implementation", "dtype", "device", "checks"), rows)
 
 
 def _tell_missing(framework: str | None) -> None:
@@ -264,7 +267,7 @@ def _listed(topic: str) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
         return ("name", "rows"), [(r.name, r.statement) for r in REGIMES.values()]
     from normcheck.faults import faults
 
-    return ("name", "kind", "what is broken", "seen in"), [(f.name, f.kind, f.statement, f.provenance) for f in faults()]
+    return ("name", "kind", "what is broken", "seen in"), [(f.name, f.kind, f.statement, " ".join(f.provenance)) for f in faults()]
 
 
 def _print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:

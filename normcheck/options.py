@@ -74,6 +74,7 @@ def implementation_of(
     try:
         norm = norm_of(given.pop("norm_name"), given)
         contract = _contract(given)
+        given["channel_axis"] = int(given["channel_axis"])
         if "argument_order" in given:
             given["arguments"] = tuple(name.strip() for name in given.pop("argument_order").split(","))
         load(target)

@@ -1,6 +1,6 @@
 """Reports: pure functions of an audit, one module for each format, chosen by the file's suffix.
 
-A module here with ``SUFFIX``, ``render(audit) -> str`` and ``write(audit, path) -> files`` is a reporter; nothing else names it.
+A module here with ``SUFFIX``, ``render(audit) -> str`` and ``write(audit, path)`` is a reporter; nothing else names it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 
-def write(audit: Any, path: str | Path) -> tuple[Path, ...]:
+def write(audit: Any, path: str | Path) -> Path:
     """Write an audit in the format that the suffix of the path names.
 
     Parameters
@@ -22,7 +22,7 @@ def write(audit: Any, path: str | Path) -> tuple[Path, ...]:
 
     Returns
     -------
-    the files that were written, the report first
+    the path of the report; a report's plots lie beside it
 
     Raises
     ------
@@ -31,8 +31,8 @@ def write(audit: Any, path: str | Path) -> tuple[Path, ...]:
     target = Path(path)
     reporter = _reporter(target.suffix)
     target.parent.mkdir(parents=True, exist_ok=True)
-    files: tuple[Path, ...] = reporter.write(audit, target)
-    return files
+    reporter.write(audit, target)
+    return target
 
 
 def render(audit: Any, suffix: str) -> str:

@@ -21,7 +21,6 @@ def render(audit: Recorded) -> str:
     return json.dumps(audit.to_dict(), indent=1, allow_nan=False) + "\n"
 
 
-def write(audit: Recorded, path: Path) -> tuple[Path, ...]:
-    """Write the audit to a file; the files written."""
+def write(audit: Recorded, path: Path) -> None:
+    """Write the audit to a file."""
     path.write_text(render(audit), encoding="utf-8")
-    return (path,)

@@ -29,15 +29,14 @@ class Plot:
     file: str
 
 
-def write(audit: Judged, path: Path) -> tuple[Path, ...]:
-    """Write the report, and its plots beside it where matplotlib is installed; the files written, the report first."""
+def write(audit: Judged, path: Path) -> None:
+    """Write the report, and its plots beside it where matplotlib is installed."""
     drawings = plots.draw(audit)
     files = [path.with_name(f"{path.stem}-{drawing.name}.png") for drawing in drawings]
     for drawing, file in zip(drawings, files, strict=True):
         file.write_bytes(drawing.png)
     shown = [Plot(drawing.title, drawing.caption, file.name) for drawing, file in zip(drawings, files, strict=True)]
     path.write_text(render(audit, shown, plots.missing() if not shown else ""), encoding="utf-8")
-    return (path, *files)
 
 
 def render(audit: Judged, shown: Sequence[Plot] = (), note: str = "") -> str:

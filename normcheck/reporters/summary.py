@@ -182,7 +182,8 @@ def verdict(audit: Judged) -> str:
     if not judged:
         return "Nothing was judged."
     if not any(row.bad for row in judged):
-        return f"No implementation of {len(judged)} fails, in {total}{_notes(judged)}."
+        passing = "The implementation passes" if len(judged) == 1 else f"All {len(judged)} implementations pass"
+        return f"{passing}, in {total}{_notes(judged)}."
     failing = sum(1 for row in judged if row.bad)
     return (
         f"{failing} of {number(len(judged), 'implementation')} {'fails' if failing == 1 else 'fail'}, in {total}{_notes(judged)}."
