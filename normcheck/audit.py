@@ -115,7 +115,7 @@ class Audit:
 
 @dataclass(frozen=True)
 class Unit:
-    """Work that stays together: all checks of one implementation in one dtype on one device, so that a failed root skips the rest."""
+    """Work that stays together: all checks of one implementation, dtype and device, so that a failed root skips the rest."""
 
     context: Context
     checks: tuple[Check, ...]
@@ -173,8 +173,8 @@ def plan(
     units = []
     for implementation in _distinct(implementations):
         for device in devices or _present(implementation):
-            for dtype in (d for d in implementation.dtypes if wanted is None or d in wanted):
-                units.append(Unit(Context(implementation, dtype, device, profile, seed), chosen))
+            taken = (dtype for dtype in implementation.dtypes if wanted is None or dtype in wanted)
+            units += [Unit(Context(implementation, dtype, device, profile, seed), chosen) for dtype in taken]
     return sorted(units, key=_shared)
 
 
@@ -229,8 +229,8 @@ def check(call: Callable[..., Any], norm: Norm, framework: str = "torch", **opti
     call : the code, called as `Implementation` says
     norm : what it claims to compute
     framework : whose arrays it takes
-    options : any of `Implementation` (contract, name, dtypes, ...) and of `audit` (profile, checks, seed, ...); dtypes are float32,
-        bfloat16 and float16 unless given. A norm with running statistics is judged in training and in evaluation
+    options : any of `Implementation` (contract, name, dtypes, ...) and of `audit` (profile, checks, seed, ...); dtypes are
+        float32, bfloat16 and float16 unless given. A norm with running statistics is judged in training and in evaluation
 
     Raises
     ------
@@ -265,7 +265,9 @@ def _chosen(ids: Iterable[str] | None) -> tuple[Check, ...]:
     for id_ in wanted:
         if id_ not in known:
             near = difflib.get_close_matches(id_, known, n=1)
-            raise ValueError(f"check={id_!r}, but should be one of {', '.join(known)}" + (f"; nearest: {near[0]}" if near else ""))
+            raise ValueError(
+                f"check={id_!r}, but should be one of {', '.join(known)}" + (f"; nearest: {near[0]}" if near else "")
+            )
     return tuple(check for id_, check in known.items() if id_ in wanted or not check.requires)
 
 
@@ -340,5 +342,3 @@ def _append(journal: str | Path | None, results: Iterable[Result]) -> None:
 
 def _command() -> str:
     return " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]) if sys.argv and sys.argv[0] else ""
-
-

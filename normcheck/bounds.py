@@ -17,9 +17,9 @@ of the two, else 0. An addition of e**2 to s2 moves S by at most ``tau**2/2`` wh
 With ddof = 1 the added square is e**2*D/(D-1). A merge moves S by ``sqrt(2)*tau*phi/(sigma*r)``. Adding eps, root, reciprocal and
 product cost 6u (5u without a mean); hardware reciprocal roots of 2 ulp make it 9u (8u).
 
-**Application.** Instead of c*r a kernel may compute x*r - mu*r, which costs ``u*r*(|x|+|mu|)`` per element, and may fold the affine
-bias into the same constant, ``u*|b|``. Weight and bias cost u each of their results. With given statistics tau and delta vanish and
-``u*r*(|x|+2|mu|)`` covers scale and shift prepared ahead without a fused multiply-add.
+**Application.** Instead of c*r a kernel may compute x*r - mu*r, which costs ``u*r*(|x|+|mu|)`` per element, and may fold the
+affine bias into the same constant, ``u*|b|``. Weight and bias cost u each of their results. With given statistics tau and delta
+vanish and ``u*r*(|x|+2|mu|)`` covers scale and shift prepared ahead without a fused multiply-add.
 
 Altogether, before the rounding to the output format::
 
@@ -152,7 +152,7 @@ class RowErrors:
     def _phi(self, share: Array) -> Array:
         std = self.standardization
         if std.placement == "inside":
-            return share * share
+            return np.square(share)
         if std.placement == "outside":
             return share
         if std.placement == "none":
@@ -164,8 +164,8 @@ class RowErrors:
         width = self.rows.shape[1]
         square = tau * tau * (width / max(width - self.standardization.ddof, 1))
         if self.standardization.placement in ("inside", "max_inside", "none"):
-            return 0.5 * square
-        return np.minimum(np.sqrt(square), square / (2 * np.where(share > 0, share, 1e-300)))
+            return np.asarray(0.5 * square)
+        return np.asarray(np.minimum(np.sqrt(square), square / (2 * np.where(share > 0, share, 1e-300))))
 
     def _normalized(self) -> Array:
         return (self.rows - self.certified.mean[:, None]) / self.certified.scale[:, None]
@@ -218,7 +218,7 @@ class Judgement:
 
 
 def distance(output: Array, certified: Certified, fmt: Format) -> Array:
-    """Distance of the exact values from the outputs' rounding cells in ``fmt``, >= 0, (R, D); 0 if the output can be their rounding.
+    """Distance of the exact values from the outputs' rounding cells in ``fmt``, >= 0, (R, D); 0 where they round to them.
 
     The cell of an output reaches half way to its neighbours: on the side of zero of a power of two only half as far. Infinite
     outputs have the cell beyond the largest finite value.

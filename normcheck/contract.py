@@ -32,13 +32,13 @@ class Contract:
     stats : dtype that holds mean and variance or rstd in the forward pass; None means ``compute``
     saved_stats : dtype in which statistics are kept for the backward pass; None means ``compute``
     eps_dtype : dtype to which eps is rounded before use; None means exactly the number given
-    cast : ``"once"``, the result is rounded to the output dtype at the end; ``"before_weight"``, the standardized value is rounded
-        to the input's dtype before it meets the weight
+    cast : ``"once"``, the result is rounded to the output dtype at the end; ``"before_weight"``, the standardized value is
+        rounded to the input's dtype before it meets the weight
     output : ``"x"``, the output has the input's dtype; ``"promote"``, that of input and weight promoted; or a dtype's name
-    residual_rounding : ``"storage"``, the norm sees the sum x + residual rounded to the input's dtype; ``"compute"``, rounded only
-        to the compute dtype; None where there is no residual
-    accumulation : ``"tree"``; ``"sequential"``; ``"merge"`` for kernels that merge partial variances (Welford, Chan); or an integer,
-        the largest number of additions on a path of the summation tree
+    residual_rounding : ``"storage"``, the norm sees the sum x + residual rounded to the input's dtype; ``"compute"``, rounded
+        only to the compute dtype; None where there is no residual
+    accumulation : ``"tree"``; ``"sequential"``; ``"merge"`` for kernels that merge partial variances (Welford, Chan); or an
+        integer, the largest number of additions on a path of the summation tree
     running_ddof : 1 if the running variance is updated with the unbiased batch variance, 0 with the biased one
     momentum_convention : ``"torch"``: new = (1-m)*old + m*batch; ``"keras"``: new = m*old + (1-m)*batch
     overflow : what an output beyond the largest finite value becomes

@@ -88,7 +88,7 @@ class Format:
     def representable(self, x: npt.ArrayLike) -> Mask:
         """Which finite elements are values of the format."""
         a = np.asarray(x, np.float64)
-        return np.isfinite(a) & (self.round(a) == a)
+        return np.asarray(np.isfinite(a) & (self.round(a) == a))
 
     def next_up(self, x: npt.ArrayLike) -> Array:
         """The next larger value of the format above each finite value x of the format; inf above ``max``."""
@@ -111,7 +111,7 @@ class Format:
 
     def _round_bits(self, a: Array) -> Array:
         drop = np.uint64(53 - self.p)
-        bits = np.ascontiguousarray(a).view(np.uint64)
+        bits = np.asarray(a, order="C").view(np.uint64)
         one = np.uint64(1)
         half_less_one = (one << (drop - one)) - one
         bits = bits + half_less_one + ((bits >> drop) & one)
@@ -125,7 +125,7 @@ class Format:
 
 def to_odd(hi: Array, lo: Array) -> Array:
     """Round hi + lo to odd in float64: hi where it is exact or odd, else its odd neighbour on the side of lo."""
-    bits = np.ascontiguousarray(hi).view(np.int64)
+    bits = np.asarray(hi, order="C").view(np.int64)
     even = (bits & 1) == 0
     toward = np.nextafter(hi, np.where(lo > 0, np.inf, -np.inf))
     return np.where(np.isfinite(hi) & (lo != 0) & even, toward, hi)
@@ -166,6 +166,6 @@ def format_of(dtype: Any) -> Format:
 
 def _dtype_name(dtype: Any) -> str:
     try:
-        return np.dtype(dtype).name
+        return str(np.dtype(dtype).name)
     except TypeError:
         return str(dtype)

@@ -206,6 +206,7 @@ class _ElementNorm(Norm):
         return Fold(shape, tuple(range(len(shape))), math.prod(shape[: -len(dims)]), math.prod(dims))
 
     def shape_of(self, rows: int, width: int, rank: int | None = None, channel_axis: int = 1) -> tuple[int, ...]:
+        """An input shape: (rows, *normalized_shape), the rows split over more dimensions for a larger rank."""
         dims = self._dims() or (width,)
         if math.prod(dims) != width:
             raise ValueError(f"width={width}, but normalized_shape={dims} has {math.prod(dims)} elements")
@@ -341,6 +342,7 @@ class BatchNorm(_ChannelNorm):
         return Fold(shape, order, rows, math.prod(shape) // rows if rows else 0, period=rows, repeat=0)
 
     def shape_of(self, rows: int, width: int, rank: int | None = None, channel_axis: int = 1) -> tuple[int, ...]:
+        """An input shape: the width split over batch and space, the rows as channels."""
         batch, *spatial = _split(width, max((rank or 2) - 1, 1))
         return self._place(batch, rows, tuple(spatial), channel_axis)
 
@@ -376,6 +378,7 @@ class InstanceNorm(_ChannelNorm):
         return Fold(shape, order, shape[0] * shape[axis], spatial, period=max(shape[axis], 1), repeat=0)
 
     def shape_of(self, rows: int, width: int, rank: int | None = None, channel_axis: int = 1) -> tuple[int, ...]:
+        """An input shape: the rows split over batch and channels, the width over space."""
         batch, channels = _split(rows, 2)
         return self._place(batch, channels, _split(width, max((rank or 3) - 2, 1)), channel_axis)
 
@@ -406,6 +409,7 @@ class GroupNorm(_ChannelNorm):
         return Fold(shape, order, shape[0] * groups, channels // groups * spatial, period=groups, repeat=spatial)
 
     def shape_of(self, rows: int, width: int, rank: int | None = None, channel_axis: int = 1) -> tuple[int, ...]:
+        """An input shape: the rows split over batch and groups, the width over a group's channels and space."""
         if rows % self.num_groups:
             raise ValueError(f"rows={rows}, but should be a multiple of num_groups={self.num_groups}")
         per_group, *spatial = _split(width, max((rank or 3) - 1, 1))
@@ -413,8 +417,7 @@ class GroupNorm(_ChannelNorm):
 
 
 NORMS: dict[str, type[Norm]] = {
-    cls.__name__: cls
-    for cls in (LayerNorm, RMSNorm, BatchNorm, InstanceNorm, GroupNorm, L2Norm, ScaleNorm, PartialRMSNorm)
+    cls.__name__: cls for cls in (LayerNorm, RMSNorm, BatchNorm, InstanceNorm, GroupNorm, L2Norm, ScaleNorm, PartialRMSNorm)
 }
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 
 class Outcome(enum.StrEnum):
-    """How a check ended. ``broken``: normcheck or the call raised; ``xfailed``: failed as the ledger says; ``xpassed``: did not."""
+    """How a check ended. ``broken``: it or the call raised; ``xfailed``: failed as the ledger says; ``xpassed``: did not."""
 
     PASSED = "passed"
     FAILED = "failed"

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from normcheck.bounds import ClassName, Judgement, vacuous
-from normcheck.checks.base import Context, SkipCase, describe, guarded, register, ulp_error
+from normcheck.checks.base import Context, SkipCaseError, describe, guarded, register, ulp_error
 from normcheck.checks.cases import Case
-from normcheck.checks.witness import witness
+from normcheck.checks.witness import beyond, witness
 from normcheck.formats import Array
 from normcheck.regimes import REGIMES
 from normcheck.results import Outcome, Result, Severity
@@ -46,7 +46,7 @@ def accuracy(context: Context) -> Iterator[Result]:
     (H = ceil(log2 D), 6u), asked only of kernels that do not merge partial variances. A: up to 32 serial additions per lane below
     a tree (H = 32 + ceil(log2 D), 9u, 8u without a mean), merges allowed. B: one sequential sum (H = D). F: beyond. A and better
     pass; B passes with a warning unless the contract says ``sequential``. A declared height takes the place of the tree's.
-    Where E > \\|y\\|/10 at every element the case is skipped as vacuous.
+    Where E > abs(y)/10 at every element the case is skipped as vacuous.
 
     Known exceptions
     ----------------
@@ -61,7 +61,7 @@ def accuracy(context: Context) -> Iterator[Result]:
     for regime, width, rank, layout in _plan(context):
         try:
             shape = context.shape(_row_count(context, width), width, rank)
-        except SkipCase:
+        except SkipCaseError:
             continue
         where = {"regime": regime, "shape": shape, "layout": layout}
         yield from guarded(context, ID, _judge, regime, shape, layout, **where)
@@ -117,13 +117,13 @@ def _result(
         outcome = Outcome.FAILED if context.implementation.contract.subnormals else Outcome.WARNED
     elif verdicts["sequential"].worst_ratio <= 1 and not declared:
         severity, outcome = Severity.WARNING, Outcome.WARNED
-    values: dict[str, Any] = {} if verdict.worst is None else _worst(case, output, verdict)
+    values: dict[str, Any] = {} if verdict.worst is None else _worst(verdict)
     message = "" if outcome is Outcome.PASSED else _message(case, output, verdict, outcome, graded)
     if graded:
         measures["grade"] = float(_grade(context, verdicts))
     name: ClassName = "sequential" if sequential else "tree"
     found = outcome in (Outcome.FAILED, Outcome.WARNED) and verdict.worst is not None
-    shown = witness(context, case, output, lambda smaller, out: _beyond(smaller, out, name)) if found else None
+    shown = witness(context, case, output, lambda smaller, out: beyond(smaller, out, name)) if found else None
     return context.result(ID, outcome, message, severity=severity, measures=measures, witness=shown, **where, **values)
 
 
@@ -134,13 +134,7 @@ def _grade(context: Context, verdicts: dict[ClassName, Judgement]) -> int:
     return asked.index(True) if any(asked) else len(asked)
 
 
-def _beyond(case: Case, output: Array, name: ClassName) -> tuple[int, int] | None:
-    """The worst element if it breaks the bound of a class, or None."""
-    verdict = case.judge(output, name)
-    return verdict.worst if verdict.worst_ratio > 1 else None
-
-
-def _worst(case: Case, output: Array, verdict: Judgement) -> dict[str, float]:
+def _worst(verdict: Judgement) -> dict[str, float]:
     at = verdict.worst
     assert at is not None
     return {"error": float(verdict.error[at]), "tolerance": float(verdict.tolerance[at])}
@@ -178,7 +172,7 @@ def _figures(case: Case, output: Array, verdict: Judgement) -> dict[str, float]:
 
 def _decomposition(case: Case, output: Array) -> dict[str, float]:
     """Least-squares split of the error of each row, over the weight, into a*1 + g*n + noise; the largest of each, in u."""
-    weight, bias = case.affine
+    weight, _ = case.affine
     if case.x_format.p < 24 or case.inner_cast or not case.errors.standardization.center or case.fold.width < 8:
         return {}
     rows = case.errors.judged() & np.isfinite(output).all(axis=1)
@@ -200,4 +194,3 @@ def _decomposition(case: Case, output: Array) -> dict[str, float]:
     u = case.errors.compute.u
     parts = {"common_mode": np.abs(common), "gain": np.abs(gain), "noise": noise}
     return {name: float(np.nan_to_num(values).max()) / u for name, values in parts.items()}
-

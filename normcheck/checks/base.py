@@ -9,7 +9,7 @@ import math
 import pkgutil
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -29,7 +29,7 @@ class FormError(Exception):
     """The output's shape or dtype is not what the norm and its contract say; the message follows the house grammar."""
 
 
-class SkipCase(Exception):
+class SkipCaseError(Exception):
     """A case that cannot be judged; the message is the reason."""
 
 
@@ -83,8 +83,8 @@ class Context:
         if usual:
             return tuple(usual)
         fixed = getattr(self.norm, "normalized_shape", None)
-        named = [math.prod(fixed)] if fixed else list(itertools.islice(iter(self.implementation.widths or ()), 8))  # type: ignore[call-overload]
-        return tuple(sorted(named))
+        named = self.implementation.widths
+        return (math.prod(fixed),) if fixed else tuple(sorted(itertools.islice(named, 8) if isinstance(named, Iterable) else ()))
 
     def can_take(self, width: int) -> bool:
         """Whether rows of this width can be given."""
@@ -92,7 +92,7 @@ class Context:
             return False
         try:
             self.shape(1, width)
-        except SkipCase:
+        except SkipCaseError:
             return False
         return True
 
@@ -117,17 +117,17 @@ class Context:
 
         Raises
         ------
-        SkipCase : where the norm or the implementation has none
+        SkipCaseError : where the norm or the implementation has none
         """
         groups = getattr(self.norm, "num_groups", 1)
         whole = max(groups, rows // groups * groups)
         try:
             shape = self.norm.shape_of(whole, width, rank, self.implementation.channel_axis)
         except ValueError as error:
-            raise SkipCase(str(error)) from None
+            raise SkipCaseError(str(error)) from None
         refused = self.implementation.refuses(shape)
         if refused:
-            raise SkipCase(refused)
+            raise SkipCaseError(refused)
         return shape
 
     def case(self, regime: str, shape: tuple[int, ...], layout: str = "contiguous") -> Case:
@@ -250,7 +250,7 @@ _REGISTRY: dict[str, Check] = {}
 
 
 def register(
-    id: str, *, applies: Callable[[Context], str] = lambda context: "", requires: tuple[str, ...] = ("output-form",)
+    check: str, *, applies: Callable[[Context], str] = lambda context: "", requires: tuple[str, ...] = ("output-form",)
 ) -> Callable[[Runner], Runner]:
     """Make a generator of results a check; its docstring is its page.
 
@@ -261,14 +261,14 @@ def register(
 
     def add(run: Runner) -> Runner:
         page = inspect.getdoc(run) or ""
-        where = f"{inspect.getsourcefile(run)}:{run.__code__.co_firstlineno}"  # type: ignore[attr-defined]
+        where = f"{inspect.getsourcefile(run)}:{run.__code__.co_firstlineno}"
         missing = [heading for heading in HEADINGS if f"\n{heading}\n{'-' * len(heading)}\n" not in page]
         if missing:
-            raise ValueError(f"check {id!r} at {where} has no heading {', '.join(missing)} in its docstring")
-        if id in _REGISTRY:
-            raise ValueError(f"check {id!r} at {where} is registered already, by {_REGISTRY[id].run.__module__}")
+            raise ValueError(f"check {check!r} at {where} has no heading {', '.join(missing)} in its docstring")
+        if check in _REGISTRY:
+            raise ValueError(f"check {check!r} at {where} is registered already, by {_REGISTRY[check].run.__module__}")
         title = page.splitlines()[0].rstrip(".")
-        _REGISTRY[id] = Check(id, title, page, run.__module__.rpartition(".")[2], run, applies, requires)
+        _REGISTRY[check] = Check(check, title, page, run.__module__.rpartition(".")[2], run, applies, requires)
         return run
 
     return add
@@ -299,9 +299,9 @@ def run_check(check: Check, context: Context) -> list[Result]:
         results.append(context.result(check.id, Outcome.BROKEN, f"call raised {error}", seconds=time.perf_counter() - started))
     except FormError as error:
         results.append(context.result(check.id, Outcome.FAILED, str(error), seconds=time.perf_counter() - started))
-    except SkipCase as error:
+    except SkipCaseError as error:
         results.append(context.result(check.id, Outcome.SKIPPED, str(error)))
-    except Exception as error:  # a fault of ours must not lose the audit
+    except Exception as error:  # noqa: BLE001 - a fault of ours must not lose the audit
         where = traceback.extract_tb(error.__traceback__)[-1]
         text = f"normcheck raised {type(error).__name__}: {error} ({where.name}, line {where.lineno})"
         results.append(context.result(check.id, Outcome.BROKEN, text))
@@ -310,17 +310,15 @@ def run_check(check: Check, context: Context) -> list[Result]:
     return results
 
 
-def guarded(
-    context: Context, id: str, judge: Callable[..., Result | None], *arguments: Any, **where: Any
-) -> Iterator[Result]:
+def guarded(context: Context, check: str, judge: Callable[..., Result | None], *arguments: Any, **where: Any) -> Iterator[Result]:
     """One result of a check with many: what goes wrong in it is its own result, and the others go on."""
     try:
         result = judge(context, *arguments)
     except CallError as error:
-        yield context.result(id, Outcome.BROKEN, f"call raised {error}", **where)
+        yield context.result(check, Outcome.BROKEN, f"call raised {error}", **where)
     except FormError as error:
-        yield context.result(id, Outcome.FAILED, str(error), **where)
-    except SkipCase:
+        yield context.result(check, Outcome.FAILED, str(error), **where)
+    except SkipCaseError:
         return
     else:
         if result is not None:
@@ -340,4 +338,3 @@ def ulp_error(output: Array, exact: Array, fmt: Format) -> Array:
 def hexed(value: float) -> str:
     """A float as a hex literal that numpy and Python read back bit for bit."""
     return float(value).hex()
-

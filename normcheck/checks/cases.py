@@ -1,10 +1,11 @@
-"""Cases: the inputs of one call, its certified value and the bounds it is held to, built once and shared by all implementations."""
+"""Cases: the inputs of one call, its certified value and its bounds, built once and shared by all implementations."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 
@@ -17,12 +18,14 @@ from normcheck.bounds import (
     judge,
     judge_before_weight,
 )
-from normcheck.contract import Contract
+from normcheck.contract import Accumulation, Contract
 from normcheck.formats import Array, Format, format_of
 from normcheck.implementations import Inputs
 from normcheck.norms import Fold, Norm, Standardization
 from normcheck.reference import Certified, certify
 from normcheck.regimes import REGIMES, biases, weights
+
+Level = Literal["float64", "double-double"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,6 +85,19 @@ class Case:
         inner = np.ones(1) if weight is None else weight
         return inner * self.certified.hi + (0.0 if bias is None else bias)
 
+    def rounding(self, output: Array) -> Array:
+        """What rounding to storage adds to E, (R, D): half an ulp of the output; with an inner cast, |w| times half one of n too."""
+        half = 0.5 * self.out_format.ulp(output)
+        weight, _ = self.affine
+        if not self.inner_cast or weight is None:
+            return half
+        return half + 0.5 * np.abs(weight) * self.x_format.ulp(self.certified.hi)
+
+    def reach(self, name: ClassName) -> Array:
+        """E of the class in units of the output, (R, D): times |w| where the bound is that of n."""
+        weight, _ = self.affine
+        return self.bound(name) if not self.inner_cast or weight is None else np.asarray(np.abs(weight) * self.bound(name))
+
     @functools.cached_property
     def affine(self) -> tuple[Array | None, Array | None]:
         """Weight (offset included) and bias, broadcast to the rows."""
@@ -112,7 +128,7 @@ def make_case(
     rows: Array,
     inputs: Inputs,
     *,
-    level: str | None = None,
+    level: Level | None = None,
 ) -> Case:
     """A case from rows (R, D) and the inputs that unfold to them (``inputs.x`` is set from the rows).
 
@@ -198,7 +214,7 @@ def with_statistics(inputs: Inputs, norm: Norm, fold: Fold, rows: Array) -> Inpu
 
 def numerics(contract: Contract) -> Contract:
     """The contract reduced to what bears on reference and bounds, so that implementations that differ in the rest share cases."""
-    height = contract.accumulation if isinstance(contract.accumulation, int) else "tree"
+    height: Accumulation | int = contract.accumulation if isinstance(contract.accumulation, int) else "tree"
     return Contract(
         compute=contract.compute,
         eps_dtype=contract.eps_dtype,
@@ -228,7 +244,8 @@ def _affine(norm: Norm, fold: Fold, weight: Array | None, bias: Array | None) ->
 def _given(norm: Norm, fold: Fold, inputs: Inputs) -> tuple[Array | None, Array | None]:
     if inputs.training or not norm.has_running:
         return None, None
-    assert inputs.running_mean is not None and inputs.running_var is not None
+    assert inputs.running_mean is not None
+    assert inputs.running_var is not None
     return fold.statistics(inputs.running_mean), fold.statistics(inputs.running_var)
 
 

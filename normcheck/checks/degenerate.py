@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from normcheck.bounds import distance
 from normcheck.checks.base import Context, describe, guarded, register
 from normcheck.checks.cases import Case
 from normcheck.checks.witness import witness
@@ -19,7 +18,11 @@ from normcheck.results import Outcome, Result, Severity
 
 _CONSTANTS = (1.0, 0.1, 3.0, 1234.5, 1e4, 1e7, -1e7)
 _OVERFLOWING = ("overflow-edge", "overflow-far")
-_WIDTHS = {"quick": (7, 64, 1000), "standard": (2, 7, 64, 257, 1000, 1024, 4096), "deep": (2, 3, 7, 64, 257, 1000, 1024, 4096, 65536)}
+_WIDTHS = {
+    "quick": (7, 64, 1000),
+    "standard": (2, 7, 64, 257, 1000, 1024, 4096),
+    "deep": (2, 3, 7, 64, 257, 1000, 1024, 4096, 65536),
+}
 
 
 def _needs_own_statistics(context: Context) -> str:
@@ -39,13 +42,13 @@ def zero_and_constant_rows(context: Context) -> Iterator[Result]:
     Statement
     ---------
     A norm that subtracts its mean maps a constant row to the bias: exactly for zero rows and for rows of one element, exactly too
-    where D is a power of two and D*c is exact in the accumulator; elsewhere up to the rounding of the mean. A norm without a mean
-    maps a zero row to zero and a row of constants c to w*c/S(c). No finite row gives NaN.
+    where D is a power of two and every multiple of c up to D*c is exact in the accumulator; elsewhere up to the rounding of the
+    mean. A norm without a mean maps a zero row to zero and a row of constants c to w*c/S(c). No finite row gives NaN.
 
     Why it matters
     --------------
-    Padding, dead channels and the first steps of training give such rows. Dividing by sqrt(eps) enlarges the rounding error of the
-    mean 316-fold at eps = 1e-5, and forming x*r - mu*r instead of (x - mu)*r leaves a residue that no longer is bounded by 1:
+    Padding, dead channels and the first steps of training give such rows. Dividing by sqrt(eps) enlarges the rounding error of
+    the mean 316-fold at eps = 1e-5, and forming x*r - mu*r instead of (x - mu)*r leaves a residue that no longer is bounded by 1:
     -105 instead of 0 on a constant channel of 1e7.
 
     Holds for
@@ -55,9 +58,10 @@ def zero_and_constant_rows(context: Context) -> Iterator[Result]:
     Tolerance
     ---------
     In (x - mu_hat)*r_hat with two passes the deviation e = c - mu_hat enters the variance too, so that |n| = e/sqrt(e**2 + eps)
-    <= min(1, tau), with tau the common mode of ``normcheck.bounds``; the output is within |w|*min(1, tau) plus the rounding of the
-    addition of the bias. An output beyond it, or not exactly the bias where that is due, yet within the bound E of ``accuracy`` is a
-    warning: a folded kernel is sound and leaves a residue. Beyond E it is an error. Without a mean the bound is E.
+    <= min(1, tau), with tau the common mode of ``normcheck.bounds``; the output is within |w|*min(1, tau) plus the rounding of
+    the addition of the bias. An output beyond it, or not exactly the bias where that is due, yet within the bound E of
+    ``accuracy`` is a warning: a folded kernel is sound and leaves a residue. Beyond E it is an error. Without a mean the bound
+    is E.
 
     Known exceptions
     ----------------
@@ -93,9 +97,8 @@ def _constant(context: Context, shape: tuple[int, ...]) -> Result | None:
 
 def _promised(context: Context, case: Case) -> Array:
     """What a centred two-pass kernel cannot exceed, (R, D); without a mean, the bound E."""
-    bound = case.bound("sequential")
     if not context.norm.center:
-        return bound
+        return case.reach("sequential")
     weight, bias = case.affine
     tau = np.minimum(1.0, case.errors.tau(case.classes["sequential"]))
     exact = _mean_is_exact(context, case)
@@ -105,24 +108,21 @@ def _promised(context: Context, case: Case) -> Array:
 
 
 def _mean_is_exact(context: Context, case: Case) -> Mask:
-    """Whether every kernel finds the mean exactly: zero rows, one element, or D a power of two with D*c exact."""
+    """Whether every kernel finds the mean exactly: zero rows, one element, or D a power of two and all multiples of c exact."""
     width = case.fold.width
     first = case.rows[:, 0]
-    power_of_two = width & (width - 1) == 0
-    return (first == 0) | (width == 1) | (power_of_two & context.compute.representable(first * width))
-
-
-def _inner_gap(case: Case, output: Array) -> Array:
-    half = 0.5 * case.out_format.ulp(output)
-    weight, _ = case.affine
-    scale = np.ones(1) if weight is None else np.abs(weight)
-    return np.maximum(np.abs(output - case.exact) - half - 0.5 * scale * case.x_format.ulp(case.certified.hi), 0.0)
+    # the odd part of c times D must fit the significand, so that every partial sum does
+    significand = np.abs(np.frexp(first)[0]) * 2.0**53
+    lowest = np.where(first == 0, 1, significand.astype(np.int64) & -significand.astype(np.int64))
+    multiples = significand / lowest * width <= 2.0**context.compute.p
+    return np.asarray((first == 0) | (width == 1) | ((width & (width - 1) == 0) & multiples))
 
 
 def _residue(context: Context, case: Case, output: Array, failed: bool) -> tuple[int, int] | None:
     """The element furthest beyond the bound (``failed``) or beyond what is promised, or None."""
-    gap = _inner_gap(case, output) if case.inner_cast else distance(output, case.certified, case.out_format)
-    limit = case.bound("sequential") if failed else _promised(context, case)
+    with np.errstate(all="ignore"):
+        gap = np.maximum(np.abs(output - case.exact) - case.rounding(output), 0.0)
+    limit = case.reach("sequential") if failed else _promised(context, case)
     over = np.isfinite(case.exact) & ~(gap <= limit)
     if not over.any():
         return None
@@ -137,7 +137,7 @@ def _verdict(context: Context, case: Case, output: Array) -> Result:
     at = beyond or _residue(context, case, output, failed=False)
     if at is None:
         return context.result("zero-and-constant-rows", Outcome.PASSED, **where)
-    limits = case.bound("sequential") if failed else _promised(context, case)
+    limits = case.reach("sequential") if failed else _promised(context, case)
     limit = float(np.broadcast_to(limits, output.shape)[at])
     text = (
         f"y={float(output[at])!r} on a row of {case.fold.width} times {float(case.rows[at])!r}, but should be "
@@ -179,17 +179,18 @@ def overflow(context: Context) -> Iterator[Result]:
 
     Holds for
     ---------
-    Every norm with its own statistics, in formats whose values can overflow when squared in the compute format (float32, bfloat16 and
-    float64, not float16 with float32 inside).
+    Every norm with its own statistics, in formats whose values can overflow when squared in the compute format (float32,
+    bfloat16 and float64, not float16 with float32 inside).
 
     Tolerance
     ---------
-    Right means within the bound E of ``accuracy``. NaN or an infinity is an error; other wrong values, zeros above all, are a warning,
-    and an error if the contract promises ``full_range``.
+    Right means within the bound E of ``accuracy``. NaN or an infinity is an error; other wrong values, zeros above all, are a
+    warning, and an error if the contract promises ``full_range``.
 
     Known exceptions
     ----------------
-    Most fused kernels return zeros beyond sqrt(max/D); the warning says from which size on.
+    Rows whose sum of absolute values overflows are left out. Most fused kernels return zeros beyond sqrt(max/D); the warning
+    says from which size on.
 
     References
     ----------
@@ -203,8 +204,8 @@ def overflow(context: Context) -> Iterator[Result]:
 def _lost(case: Case, output: Array, nonfinite: bool) -> tuple[int, int] | None:
     """The first wrong element, among those that are not finite if ``nonfinite``, or None."""
     with np.errstate(all="ignore"):
-        bound = case.bound("sequential") + case.out_format.ulp(case.exact) * (2 if case.inner_cast else 1)
-        wrong = ~(np.abs(output - case.exact) <= bound) & np.isfinite(case.exact)
+        tolerance = case.reach("sequential") + case.rounding(output)
+        wrong = ~(np.abs(output - case.exact) <= tolerance) & np.isfinite(case.exact)
     shown = wrong & ~np.isfinite(output) if nonfinite else wrong
     if not shown.any():
         return None
@@ -218,7 +219,8 @@ def _overflowing(context: Context, shape: tuple[int, ...], regime: str) -> Resul
     made = rng.uniform(0.5, 1.0, (fold.rows, fold.width)) * np.resize([1.0, -1.0], fold.width)
     # exponents of the largest elements, counted from where D squares sum up to the largest finite value
     edge = 0.5 * (math.log2(context.compute.max) - math.log2(fold.width)) + 1.0
-    top = math.log2(context.x_format.max) - 1.0
+    # beyond it sums of the elements themselves overflow, and no kernel without a rescue finds the mean
+    top = math.log2(context.x_format.max) - math.log2(fold.width) - 1.0
     first, last = (edge, edge + 3.0) if regime == "overflow-edge" else (min(edge + 4.0, top), top)
     rows = context.x_format.round(made * np.exp2(np.linspace(first, last, fold.rows))[:, None])
     case = context.case_of(rows, shape)

@@ -10,6 +10,7 @@ import numpy as np
 
 from normcheck.checks.base import Context, describe, guarded, register
 from normcheck.checks.cases import Case
+from normcheck.checks.witness import beyond, pass_class, witness
 from normcheck.formats import Array
 from normcheck.norms import PLACEMENTS, EpsPlacement
 from normcheck.results import Outcome, Result
@@ -34,9 +35,9 @@ def epsilon_placement(context: Context) -> Iterator[Result]:
 
     Statement
     ---------
-    On rows of +t and -t, |y| = t/S(sigma), which tells S for each sigma. Around sigma = sqrt(eps) and sigma = eps, at .1, 1 and 10
-    times either, sqrt(sigma**2+eps), sigma+eps, max(sigma, eps), sqrt(max(sigma**2, eps)) and sigma are different curves, and only the
-    claimed one may fit. Inverting the claimed curve gives an interval for the effective eps.
+    On rows of +t and -t, |y| = t/S(sigma), which tells S for each sigma. Around sigma = sqrt(eps) and sigma = eps, at .1, 1 and
+    10 times either, sqrt(sigma**2+eps), sigma+eps, max(sigma, eps), sqrt(max(sigma**2, eps)) and sigma are different curves,
+    and only the claimed one may fit. Inverting the claimed curve gives an interval for the effective eps.
 
     Why it matters
     --------------
@@ -50,9 +51,10 @@ def epsilon_placement(context: Context) -> Iterator[Result]:
     Tolerance
     ---------
     Two opposite elements allow the S for which t/S lies in the rounding cell of half their difference, widened by
-    u*((H+4)*phi/2 + 11), the bound of ``accuracy`` without the common mode, which cancels. phi is at most sigma/S below 1/2, else 1,
-    whatever the placement. A placement fits if all probes allow its S at the claimed eps. The effective eps is the intersection of
-    the intervals that the probes allow at the claimed placement: 5 digits in float32, in 16 bit what many mantissas leave.
+    u*((H+4)*phi/2 + 11), the bound of ``accuracy`` without the common mode, which cancels. phi is at most sigma/S below 1/2,
+    else 1, whatever the placement. A placement fits if all probes allow its S at the claimed eps. The effective eps is the
+    intersection of the intervals that the probes allow at the claimed placement: 5 digits in float32, in 16 bit what many
+    mantissas leave.
 
     Known exceptions
     ----------------
@@ -123,10 +125,10 @@ def _placed(context: Context, shape: tuple[int, ...]) -> Result | None:
         return None
     case = context.case_of(t[:, None] * signs, shape, affine=False)
     output = context.run(case)
-    probes = _probes(context, case, output, t, per_sigma)
+    probes = _probes(case, output, t, per_sigma)
     if probes is None:
         return None
-    return _verdict(context, case, probes)
+    return _verdict(context, case, output, probes)
 
 
 def _sigmas(context: Context, count: int) -> Array:
@@ -149,8 +151,8 @@ def _per_sigma(context: Context, width: int) -> float:
     return math.sqrt(std.count(width) / std.divisor(width))
 
 
-def _probes(context: Context, case: Case, output: Array, t: Array, per_sigma: float) -> _Probes | None:
-    """The intervals of S = t/|y|. Differences of opposite elements free them of the common mode that the mean's rounding leaves."""
+def _probes(case: Case, output: Array, t: Array, per_sigma: float) -> _Probes | None:
+    """The intervals of S = t/|y|; in differences of opposite elements the common mode of the mean's rounding cancels."""
     fmt, u = case.out_format, case.errors.compute.u
     with np.errstate(all="ignore"):
         size = 0.5 * np.abs(output[:, 0::2] - output[:, 1::2])
@@ -167,7 +169,7 @@ def _probes(context: Context, case: Case, output: Array, t: Array, per_sigma: fl
     return _Probes((t[known] * per_sigma)[order], low[known][order], high[known][order])
 
 
-def _verdict(context: Context, case: Case, probes: _Probes) -> Result | None:
+def _verdict(context: Context, case: Case, output: Array, probes: _Probes) -> Result | None:
     claimed, eps = context.norm.eps_placement, case.errors.standardization.eps
     fitting = [p for p in PLACEMENTS if probes.fits(p, eps)]
     if set(fitting) == set(PLACEMENTS):
@@ -182,6 +184,9 @@ def _verdict(context: Context, case: Case, probes: _Probes) -> Result | None:
         regime="tiny",
         shape=tuple(case.fold.shape),
         measures=measures,
+        witness=witness(context, case, output, lambda smaller, out: beyond(smaller, out, pass_class(context)))
+        if failed
+        else None,
         series=_series(probes, eps),
     )
 
@@ -208,5 +213,3 @@ def _series(probes: _Probes, eps: float) -> dict[str, tuple[tuple[float, float],
         middle = np.sqrt(probes.low[every] * np.minimum(probes.high[every], 1e300))
         curves = {"measured": sigma / middle} | {p: sigma / denominator(sigma, p, eps) for p in PLACEMENTS}
     return {name: tuple((float(a), float(b)) for a, b in zip(sigma, curve, strict=True)) for name, curve in curves.items()}
-
-

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
-from normcheck.checks.base import Context, check_form, describe, register
-from normcheck.implementations import call
-from normcheck.results import Outcome, Result
+from normcheck.checks.base import Context, FormError, check_form, describe, register
+from normcheck.implementations import call, snippet
+from normcheck.results import Outcome, Result, Witness
 
 
 @register("output-form", requires=())
@@ -46,10 +47,16 @@ def output_form(context: Context) -> Iterator[Result]:
     shape = context.shape(4, width)
     case = context.case("standard", shape)
     output = call(context.implementation, case.inputs)
-    check_form(output, case)
+    where: dict[str, Any] = {"regime": "standard", "shape": shape}
+    try:
+        check_form(output, case)
+    except FormError as error:
+        shown = Witness(snippet(context.implementation, case.inputs), "standard")
+        yield context.result("output-form", Outcome.FAILED, str(error), witness=shown, **where)
+        return
     wrong = int(np.count_nonzero(~np.isfinite(output.y)))
     if wrong:
         text = f"{wrong} of {output.y.size} outputs are not finite, but all should be [{describe(case)}]"
-        yield context.result("output-form", Outcome.FAILED, text, regime="standard", shape=shape)
+        yield context.result("output-form", Outcome.FAILED, text, **where)
     else:
-        yield context.result("output-form", Outcome.PASSED, regime="standard", shape=shape)
+        yield context.result("output-form", Outcome.PASSED, **where)

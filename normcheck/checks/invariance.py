@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
 import numpy as np
 
-from normcheck.bounds import ClassName
 from normcheck.checks.base import Context, describe, guarded, register
 from normcheck.checks.cases import Case
+from normcheck.checks.witness import beyond, pass_class, witness
 from normcheck.formats import Array
 from normcheck.implementations import Implementation
-from normcheck.norms import Norm
 from normcheck.regimes import REGIMES
 from normcheck.results import Outcome, Result, Severity
 
@@ -47,8 +47,8 @@ def scale_invariance(context: Context) -> Iterator[Result]:
 
     Why it matters
     --------------
-    Networks rely on it: the scale of the weights before a norm is free. An eps in the wrong place, squares that leave the range of
-    a narrow accumulator and clipped statistics all break it while a test on standard-normal rows stays green.
+    Networks rely on it: the scale of the weights before a norm is free. An eps in the wrong place, squares that leave the range
+    of a narrow accumulator and clipped statistics all break it while a test on standard-normal rows stays green.
 
     Holds for
     ---------
@@ -101,7 +101,8 @@ def power_of_two_scaling(context: Context) -> Iterator[Result]:
 
     References
     ----------
-    Exactness of scaling by the base: IEEE 754-2019, section 5; Higham, Accuracy and Stability of Numerical Algorithms, section 2.1.
+    Exactness of scaling by the base: IEEE 754-2019, section 5; Higham, Accuracy and Stability of Numerical Algorithms, section
+    2.1.
     """
     for width in _some_widths(context):
         shape = context.shape(8, width)
@@ -145,84 +146,55 @@ def shift_invariance(context: Context) -> Iterator[Result]:
         yield from guarded(context, "shift-invariance", _shifted, shape, regime="large-mean", shape=shape)
 
 
-def _some_widths(context: Context) -> tuple[int, ...]:
-    fit = [w for w in context.widths if w <= 4097]
-    return tuple(fit[:: max(1, len(fit) // 4)]) if context.profile == "quick" else tuple(fit)
+@dataclass(frozen=True)
+class _Difference:
+    """How two outputs differ beside what the exact ones differ by, at the worst element.
 
+    Attributes
+    ----------
+    ratio : of error to tolerance
+    message : in the house grammar
+    case, output : the moved call and its output rows, or the plain ones where those are further off
+    """
 
-def _pass_class(context: Context) -> ClassName:
-    return "sequential" if not isinstance(context.implementation.contract.accumulation, int) else "tree"
+    ratio: float
+    error: float
+    tolerance: float
+    message: str
+    case: Case
+    output: Array
+
+    def result(self, context: Context, check: str, regime: str, outcome: Outcome | None = None) -> Result:
+        """A result: failed where the ratio exceeds 1, else the outcome given."""
+        failed = self.ratio > 1
+        outcome = Outcome.FAILED if failed else outcome or Outcome.PASSED
+        shown = None
+        if failed:
+            name = pass_class(context)
+            shown = witness(context, self.case, self.output, lambda case, output: beyond(case, output, name))
+        return context.result(
+            check,
+            outcome,
+            "" if outcome is Outcome.PASSED else self.message,
+            severity=Severity.ERROR if failed or outcome is Outcome.PASSED else Severity.WARNING,
+            regime=regime,
+            shape=tuple(self.case.fold.shape),
+            error=self.error,
+            tolerance=self.tolerance,
+            measures={"ratio": self.ratio},
+            witness=shown,
+        )
 
 
 def _scaled(context: Context, shape: tuple[int, ...]) -> Result | None:
-    fold = context.norm.fold(shape, context.implementation.channel_axis)
-    rows = _scalable(context, fold.rows, fold.width)
+    rows = _scalable(context, shape)
     base = context.case_of(rows, shape)
     plain = context.run(base)
-    worst: tuple[float, str, dict[str, float]] | None = None
-    for factor in _FACTORS:
-        if not context.x_format.representable(rows * factor).all():
-            continue
+    found = []
+    for factor in (f for f in _FACTORS if context.x_format.representable(rows * f).all()):
         case = context.case_of(rows * factor, shape)
-        found = _compare(context, base, plain, case, context.run(case), float(np.sign(factor)), f"{factor!r}*x")
-        worst = found if worst is None or found[0] > worst[0] else worst
-    return None if worst is None else _difference(context, "scale-invariance", "standard", base, worst)
-
-
-def _scalable(context: Context, rows: int, width: int) -> Array:
-    """Standard rows on a coarse grid, so that large and small powers of two times them are exact and eps counts in some."""
-    made = REGIMES["standard"].rows(rows, width, context.x_format, context.seed, context.compute)
-    bits = min(context.x_format.p - 1, 6)
-    made = np.clip(np.rint(made * 2.0**bits), -(2.0 ** (bits + 1)), 2.0 ** (bits + 1)) / 2.0**bits
-    made[:, 0] = np.where(made[:, 0] == 0, 1.0, made[:, 0])
-    return made * np.resize([1.0, 2.0**-4, 1.0, 2.0**-8], (rows, 1)) if context.x_format.emin < -14 else made
-
-
-def _compare(
-    context: Context, base: Case, plain: Array, case: Case, moved: Array, sign: float, call: str
-) -> tuple[float, str, dict[str, float]]:
-    """Ratio of the difference of two outputs, beyond what the exact ones differ by, to its tolerance; message; error and tolerance."""
-    name = _pass_class(context)
-    fmt = base.out_format
-    with np.errstate(all="ignore"):
-        expected = case.exact - sign * base.exact
-        error = np.abs((moved - sign * plain) - expected)
-        tolerance = _reach(case, name) + _reach(base, name) + 0.5 * (fmt.ulp(moved) + fmt.ulp(plain))
-        judged = (case.errors.judged() & base.errors.judged())[:, None] & np.isfinite(expected)
-        error = np.where(judged & np.isnan(error), np.inf, error)
-        tolerance = np.where(np.isnan(tolerance), 0.0, tolerance)
-        ratio = np.where(judged, np.where(error > 0, error / tolerance, 0.0), 0.0)
-    at = np.unravel_index(ratio.argmax(), ratio.shape)
-    text = (
-        f"y({call})[{at[0]}, {at[1]}]={float(moved[at])!r}, but should be {float(sign * plain[at] + expected[at])!r} "
-        f"within {float(tolerance[at]):.3g}, since y(x)={float(plain[at])!r} [{describe(case)}]"
-    )
-    return float(ratio[at]), text, {"error": float(error[at]), "tolerance": float(tolerance[at])}
-
-
-def _reach(case: Case, name: ClassName) -> Array:
-    """E in units of the output; with an inner rounding, |w| times E and one ulp of the standardized value for the two roundings."""
-    bound = case.bound(name)
-    weight, _ = case.affine
-    if not case.inner_cast or weight is None:
-        return bound
-    return np.abs(weight) * (bound + case.x_format.ulp(case.certified.hi))
-
-
-def _difference(
-    context: Context, id: str, regime: str, case: Case, worst: tuple[float, str, dict[str, float]]
-) -> Result:
-    ratio, text, values = worst
-    failed = ratio > 1
-    return context.result(
-        id,
-        Outcome.FAILED if failed else Outcome.PASSED,
-        text if failed else "",
-        regime=regime,
-        shape=tuple(case.fold.shape),
-        measures={"ratio": ratio},
-        **values,
-    )
+        found.append(_compare(context, (base, plain), (case, context.run(case)), f"{factor!r}*x", sign=float(np.sign(factor))))
+    return _worst(found).result(context, "scale-invariance", "standard") if found else None
 
 
 def _shifted(context: Context, shape: tuple[int, ...]) -> Result | None:
@@ -234,58 +206,85 @@ def _shifted(context: Context, shape: tuple[int, ...]) -> Result | None:
     rows[:, 0], rows[:, -1] = grid, -grid
     base = context.case_of(rows, shape)
     plain = context.run(base)
-    worst: tuple[float, str, dict[str, float]] | None = None
-    for exponent in sorted({min(p, context.compute.p // 2 + 10) - 1 - k for k in (0, 2, 4, 8)}):
+    found = []
+    # sums of width terms stay exact representable numbers of the storage format, at half of the compute format's digits
+    for exponent in (min(p, context.compute.p // 2 + 10) - 1 - k for k in (0, 2, 4, 8)):
         shift = 2.0**exponent - grid - 1
-        if shift <= grid or not context.x_format.representable(rows + shift).all():
-            continue
-        case = context.case_of(rows + shift, shape)
-        found = _compare(context, base, plain, case, context.run(case), 1.0, f"x + {shift!r}")
-        worst = found if worst is None or found[0] > worst[0] else worst
-    return None if worst is None else _difference(context, "shift-invariance", "large-mean", base, worst)
+        if shift > grid and context.x_format.representable(rows + shift).all():
+            case = context.case_of(rows + shift, shape)
+            found.append(_compare(context, (base, plain), (case, context.run(case)), f"x + {shift!r}"))
+    return _worst(found).result(context, "shift-invariance", "large-mean") if found else None
 
 
 def _power_scaled(context: Context, shape: tuple[int, ...]) -> Result | None:
-    norm = context.norm
-    fold = norm.fold(shape, context.implementation.channel_axis)
-    rows = _scalable(context, fold.rows, fold.width)
+    rows = _scalable(context, shape)
     base = context.case_of(rows, shape)
     plain = context.run(base)
-    tried, differing = 0, []
-    for power in _POWERS:
-        scaled = _rescaled(context, norm, power)
-        if scaled is None or not context.x_format.representable(rows * 2.0**power).all():
-            continue
-        case = context.case_of(rows * 2.0**power, shape, norm=scaled.norm)
-        if not (case.errors.judged().all() and base.errors.judged().all()):
+    tried, found = 0, []
+    for power in (k for k in _POWERS if context.x_format.representable(rows * 2.0**k).all()):
+        scaled = _rescaled(context, power)
+        case = None if scaled is None else context.case_of(rows * 2.0**power, shape, norm=scaled.norm)
+        if scaled is None or case is None or not (case.errors.judged() & base.errors.judged()).all():
             continue
         tried += 1
         moved = context.run(case, scaled)
         if not np.array_equal(moved, plain):
-            differing.append(_compare(context, base, plain, case, moved, 1.0, f"2**{power}*x; eps={scaled.norm.eps!r}"))
+            call = f"2**{power}*x; eps={scaled.norm.eps!r}"
+            found.append(_compare(context, (base, plain), (case, moved), call))
+    if found:
+        return _worst(found).result(context, "power-of-two-scaling", "standard", Outcome.WARNED)
     if not tried:
         return None
-    if not differing:
-        return context.result("power-of-two-scaling", Outcome.PASSED, regime="standard", shape=shape, error=0.0, tolerance=0.0)
-    ratio, text, values = max(differing, key=lambda found: found[0])
-    beyond = ratio > 1
-    return context.result(
-        "power-of-two-scaling",
-        Outcome.FAILED if beyond else Outcome.WARNED,
-        text if beyond else f"bits differ though powers of two scale exactly: {text}",
-        severity=Severity.ERROR if beyond else Severity.WARNING,
-        regime="standard",
-        shape=shape,
-        measures={"ratio": ratio},
-        **values,
-    )
+    return context.result("power-of-two-scaling", Outcome.PASSED, regime="standard", shape=shape, error=0.0, tolerance=0.0)
 
 
-def _rescaled(context: Context, norm: Norm, power: int) -> Implementation | None:
+def _some_widths(context: Context) -> tuple[int, ...]:
+    fit = [w for w in context.widths if w <= 4097]
+    return tuple(fit[:: max(1, len(fit) // 4)]) if context.profile == "quick" else tuple(fit)
+
+
+def _scalable(context: Context, shape: tuple[int, ...]) -> Array:
+    """Standard rows on a coarse grid: powers of two times them are exact; some are so small that eps counts."""
+    fold = context.norm.fold(shape, context.implementation.channel_axis)
+    made = REGIMES["standard"].rows(fold.rows, fold.width, context.x_format, context.seed, context.compute)
+    bits = min(context.x_format.p - 1, 6)
+    made = np.clip(np.rint(made * 2.0**bits), -(2.0 ** (bits + 1)), 2.0 ** (bits + 1)) / 2.0**bits
+    made[:, 0] = np.where(made[:, 0] == 0, 1.0, made[:, 0])
+    return made * np.resize([1.0, 2.0**-4, 1.0, 2.0**-8], (fold.rows, 1)) if context.x_format.emin < -14 else made
+
+
+def _rescaled(context: Context, power: int) -> Implementation | None:
     """The implementation at the eps that belongs to 2**power * x, or None where eps leaves the compute format's normal range."""
+    norm = context.norm
     exponent = 2 * power if norm.eps_placement in ("inside", "max_inside", "none") else power
     eps = norm.eps * 2.0**exponent
     if norm.eps and not context.compute.min_normal * 2**context.compute.p <= eps < np.sqrt(context.compute.max):
         return None
-    return context.implementation.with_norm(replace(norm, eps=eps))  # type: ignore[type-var]
+    return context.implementation.with_norm(replace(cast(Any, norm), eps=eps))
 
+
+def _compare(
+    context: Context, plain: tuple[Case, Array], moved: tuple[Case, Array], call: str, *, sign: float = 1.0
+) -> _Difference:
+    """The worst element of moved - sign*plain against its exact value."""
+    (base, before), (case, after) = plain, moved
+    name = pass_class(context)
+    with np.errstate(all="ignore"):
+        expected = case.exact - sign * base.exact
+        error = np.abs((after - sign * before) - expected)
+        tolerance = case.reach(name) + base.reach(name) + case.rounding(after) + base.rounding(before)
+        judged = (case.errors.judged() & base.errors.judged())[:, None] & np.isfinite(expected)
+        error = np.where(judged, np.where(np.isnan(error), np.inf, error), 0.0)
+        tolerance = np.nan_to_num(tolerance, nan=0.0, posinf=np.inf)
+        ratio = np.where(error > 0, error / tolerance, 0.0)
+    at = np.unravel_index(ratio.argmax(), ratio.shape)
+    text = (
+        f"y({call})[{at[0]}, {at[1]}]={float(after[at])!r}, but should be {float(sign * before[at] + expected[at])!r} "
+        f"within {float(tolerance[at]):.3g}, since y(x)={float(before[at])!r} [{describe(case)}]"
+    )
+    further = moved if beyond(case, after, name) is not None else plain
+    return _Difference(float(ratio[at]), float(error[at]), float(tolerance[at]), text, *further)
+
+
+def _worst(found: list[_Difference]) -> _Difference:
+    return max(found, key=lambda difference: difference.ratio)

@@ -8,6 +8,7 @@ import numpy as np
 
 from normcheck.checks.base import Context, describe, guarded, register
 from normcheck.checks.cases import Case
+from normcheck.checks.witness import beyond, pass_class, witness
 from normcheck.formats import Array
 from normcheck.results import Outcome, Result
 
@@ -29,10 +30,11 @@ def outlier_sensitivity(context: Context) -> Iterator[Result]:
 
     Statement
     ---------
-    In a row with one element at M and the other D - 1 with mean m and variance s**2, the spread (standard deviation) of the others'
-    outputs is s/S with s2 = (D-1)/D*s**2 + (D-1)/D**2*(M-m)**2 for a norm that subtracts its mean, and their root mean square is q/S
-    with s2 = ((D-1)*q**2 + M**2)/D for one that does not, q**2 the mean square of the others (times D/(D-1) with ddof = 1, times D for sums).
-    Measured over M from 1 to the format's limit, the curve must follow the closed form; it falls as sqrt(D)*s/M.
+    In a row with one element at M and the other D - 1 with mean m and variance s**2, the spread (standard deviation) of the
+    others' outputs is s/S with s2 = (D-1)/D*s**2 + (D-1)/D**2*(M-m)**2 for a norm that subtracts its mean, and their root mean
+    square is q/S with s2 = ((D-1)*q**2 + M**2)/D for one that does not, q**2 the mean square of the others (times D/(D-1) with
+    ddof = 1, times D for sums). Measured over M from 1 to the format's limit, the curve must follow the closed form; it falls
+    as sqrt(D)*s/M.
 
     Why it matters
     --------------
@@ -76,7 +78,7 @@ def _curve(context: Context, shape: tuple[int, ...]) -> Result | None:
     others = np.arange(fold.width) != at
     expected, measured = _closed_form(case, sizes, others), _spread(context, output[:, others])
     with np.errstate(all="ignore"):
-        tolerance = (case.bound("sequential") + 0.5 * case.out_format.ulp(case.exact) * (2 if case.inner_cast else 1))[:, others].max(axis=1)
+        tolerance = (case.reach(pass_class(context)) + case.rounding(output))[:, others].max(axis=1)
     error = np.abs(measured - expected)
     judged = case.errors.judged()
     if not judged.any():
@@ -96,6 +98,9 @@ def _curve(context: Context, shape: tuple[int, ...]) -> Result | None:
         shape=shape,
         error=float(error[worst]),
         tolerance=float(tolerance[worst]),
+        witness=witness(context, case, output, lambda smaller, out: beyond(smaller, out, pass_class(context)))
+        if failed
+        else None,
         series={
             "expected": _pairs(sizes[judged], expected[judged]),
             "measured": _pairs(sizes[judged], measured[judged]),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from normcheck.bounds import ClassName
 from normcheck.checks.cases import Case, make_case
 from normcheck.formats import Array
 from normcheck.implementations import CallError, snippet
@@ -44,6 +45,17 @@ def witness(context: Context, case: Case, output: Array, failing: Failing) -> Wi
             if smaller is not None and found is not None:
                 return _written(context, smaller, *found)
     return _written(context, smallest, got, where)
+
+
+def pass_class(context: Context) -> ClassName:
+    """The widest error class that still passes: a declared height leaves no room for a sequential sum."""
+    return "tree" if isinstance(context.implementation.contract.accumulation, int) else "sequential"
+
+
+def beyond(case: Case, output: Array, name: ClassName) -> Position | None:
+    """The worst element if it breaks the bound of a class, or None."""
+    verdict = case.judge(output, name)
+    return verdict.worst if verdict.worst_ratio > 1 else None
 
 
 def _starts(element: int, width: int, total: int) -> list[int]:
