@@ -34,12 +34,19 @@ def encode(values: npt.ArrayLike, dtype: str, layout: str = "contiguous") -> npt
     """
     array = np.asarray(values, np.float64)
     order = _order(layout, array.shape)
-    typed = array.transpose(order).astype(format_of(dtype).dtype, order="C").transpose(np.argsort(order))
-    decoded = typed if typed.dtype == np.float64 else typed.astype(np.float64)
-    if not np.array_equal(decoded, array, equal_nan=True):
-        wrong = array[(decoded != array) & ~(np.isnan(decoded) & np.isnan(array))][0]
-        raise ValueError(f"value {float(wrong)!r}, but should be a value of {dtype}")
+    with np.errstate(all="ignore"):
+        typed = array.transpose(order).astype(format_of(dtype).dtype, order="C").transpose(np.argsort(order))
+        if typed.dtype != np.float64:
+            _check_exact(typed.astype(np.float64), array, dtype)
     return typed
+
+
+def _check_exact(decoded: Array, array: Array, dtype: str) -> None:
+    exact = decoded == array
+    if not exact.all():
+        wrong = array[~(exact | (np.isnan(decoded) & np.isnan(array)))]
+        if wrong.size:
+            raise ValueError(f"value {float(wrong[0])!r}, but should be a value of {dtype}")
 
 
 def _order(layout: str, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -52,5 +59,6 @@ def _order(layout: str, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 def decode(array: Any) -> tuple[Array, str]:
     """The values of a numpy array as a new float64 array of its shape, and the name of its dtype (the real part if complex)."""
-    real = np.real(np.asarray(array))
-    return np.array(real, np.float64, order="C"), np.asarray(array).dtype.name
+    with np.errstate(all="ignore"):
+        values = np.array(np.real(np.asarray(array)), np.float64, order="C")
+    return values, np.asarray(array).dtype.name

@@ -116,7 +116,7 @@ class Framework(Protocol):
         """Source text, by lines, that does to ``module`` what `bind` does."""
 
     def snippet_value(self, expression: str) -> str:
-        """Source text that makes a Python float of one element."""
+        """Source text that makes a number that ``float`` takes of one element."""
 
 
 @dataclass(frozen=True)
@@ -247,6 +247,13 @@ class Implementation:
         state = () if self.module is not None else (*parameters * self.affine, *running * self.norm.has_running)
         return ("x", *state, *("residual",) * self.residual)
 
+    def takes(self, array: str) -> bool:
+        """Whether this array of `Inputs` can be given: as an argument, or as an attribute of a module."""
+        if array in self.passes or self.module is None:
+            return array in self.passes
+        state = {"weight": self.affine, "bias": self.affine and self.norm.has_bias}
+        return state.get(array, array.startswith("running") and self.norm.has_running)
+
     @property
     def variable(self) -> tuple[str, ...]:
         """The settings of the norm that can be varied."""
@@ -275,10 +282,13 @@ class Implementation:
     def refuses(self, shape: tuple[int, ...]) -> str | None:
         """Why the code cannot take an x of this shape, or None where it can."""
         if self.ranks is not None and len(shape) not in self.ranks:
-            return f"rank={len(shape)}, but should be in {self.ranks}"
-        width = self.norm.fold(shape, self.channel_axis).width
+            return f"rank={len(shape)}, but {self.name} takes {_span(self.ranks)}"
+        try:
+            width = self.norm.fold(shape, self.channel_axis).width
+        except ValueError as error:
+            return str(error)
         if self.widths is not None and width not in self.widths:
-            return f"width={width}, but should be in {self.widths}"
+            return f"rows of {width} elements, but {self.name} takes {_span(self.widths)}"
         return None
 
 
@@ -311,6 +321,12 @@ class Built:
     def __name__(self) -> str:
         """The target as a reader would write it."""
         return Named(self.target).__name__
+
+
+def _span(allowed: Container[int]) -> str:
+    if isinstance(allowed, range) and allowed.step == 1:
+        return f"{allowed.start} or more" if allowed.stop >= 2**31 else f"{allowed.start} to {allowed.stop - 1}"
+    return str(allowed)
 
 
 def _one_of(what: str, value: Any, known: tuple[str, ...]) -> None:

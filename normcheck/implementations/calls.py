@@ -25,7 +25,7 @@ def call(implementation: Implementation, inputs: Inputs) -> Output:
     ------
     CallError : if it raises anything but KeyboardInterrupt, or returns something that is no array
     MissingPackageError : if its framework is not installed
-    ValueError : for inputs that it cannot be given: values that the dtype does not have, parameters where it takes none, a
+    ValueError : for inputs that it cannot be given: values that the dtype does not have, an array that it does not take, a
         device that is not there
     """
     framework = require(implementation, inputs.device)
@@ -53,13 +53,13 @@ def arguments(implementation: Implementation, inputs: Inputs, values: dict[str, 
 
 
 def _values(implementation: Implementation, framework: Framework, inputs: Inputs) -> dict[str, Any]:
-    if not implementation.affine and (inputs.weight is not None or inputs.bias is not None):
-        raise ValueError(f"weight or bias given, but {implementation.name} takes none")
     momentum = inputs.momentum if inputs.momentum is not None else getattr(implementation.norm, "momentum", None)
     values: dict[str, Any] = {"training": inputs.training, "momentum": momentum}
     parameter_dtype = inputs.weight_dtype or inputs.dtype
     for name in ARRAYS:
         array: Array | None = getattr(inputs, name)
+        if array is not None and not implementation.takes(name):
+            raise ValueError(f"{name} given, but {implementation.name} does not take it")
         if name in ("x", "residual"):
             details = (inputs.dtype, inputs.device, inputs.layout)
         else:

@@ -88,8 +88,8 @@ class Numpy:
         return [*(f"module.{name} = {name}" for name in state), f"module.training = {training}"]
 
     def snippet_value(self, expression: str) -> str:
-        """``float(...)``."""
-        return f"float({expression})"
+        """The element itself."""
+        return expression
 
 
 ADAPTER = Numpy()

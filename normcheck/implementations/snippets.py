@@ -41,12 +41,13 @@ def snippet(
     """
     framework = frameworks()[implementation.framework]
     present = {name: getattr(inputs, name) for name in ARRAYS if getattr(inputs, name) is not None}
+    imported, function = _imported(implementation)
     lines = []
     for name, array in present.items():
         lines += _array(framework, inputs, name, array, (expressions or {}).get(name))
-    lines += _call(implementation, framework, inputs, present)
+    lines += _call(implementation, framework, inputs, present, function)
     lines += _prints(framework, index, expected)
-    return "\n".join([*_imports(lines), *lines]) + "\n"
+    return "\n".join([*_imports(lines), *imported, *lines]) + "\n"
 
 
 def _array(framework: Framework, inputs: Inputs, name: str, array: Array, expression: str | None) -> list[str]:
@@ -59,7 +60,7 @@ def _array(framework: Framework, inputs: Inputs, name: str, array: Array, expres
 
 def _literals(name: str, array: Array) -> list[str]:
     if array.size <= LITERALS:
-        return _wrapped(f"{name} = np.array([", map(_number, array.ravel()), f"]).reshape({array.shape})")
+        return _wrapped(f"{name} = np.array([", map(_number, array.ravel()), f"]){_reshape(array)}")
     common, _ = Counter(array.ravel().tolist()).most_common(1)[0]
     others = np.flatnonzero(_bits(array.ravel()) != _bits(np.float64(common)))
     if len(others) <= LITERALS // 2:
@@ -76,7 +77,11 @@ def _packed(name: str, array: Array) -> list[str]:
     text = base64.b85encode(zlib.compress(array.astype(dtype).tobytes(), 9)).decode()
     parts = [f"    {text[i : i + 110]!r}" for i in range(0, len(text), 110)]
     unpack = f"np.frombuffer(zlib.decompress(base64.b85decode({name})), np.{dtype})"
-    return [f"{name} = (", *parts, ")", f"{name} = {unpack}.astype(np.float64).reshape({array.shape})"]
+    return [f"{name} = (", *parts, ")", f"{name} = {unpack}.astype(np.float64){_reshape(array)}"]
+
+
+def _reshape(array: Array) -> str:
+    return "" if array.ndim == 1 else f".reshape({', '.join(map(str, array.shape))})"
 
 
 def _wrapped(head: str, items: Any, tail: str) -> list[str]:
@@ -94,20 +99,20 @@ def _bits(array: Any) -> Any:
     return np.asarray(array, np.float64).view(np.uint64)
 
 
-def _call(implementation: Implementation, framework: Framework, inputs: Inputs, present: Mapping[str, Array]) -> list[str]:
+def _call(
+    implementation: Implementation, framework: Framework, inputs: Inputs, present: Mapping[str, Array], function: str
+) -> list[str]:
     target = implementation.target
-    lines, function = _imported(implementation)
     passed = ", ".join(_argument(implementation, inputs, present, name) for name in implementation.passes)
     shape, norm = inputs.x.shape, implementation.norm
     if implementation.call is not None:
-        return [*lines, *_result(implementation, f"{function}({passed})")]
+        return _result(implementation, f"{function}({passed})")
     if isinstance(target, Built):
         keywords = ", ".join(f"{name}={value!r}" for name, value in target.keywords(norm, shape).items())
     else:
-        lines.append(f"from normcheck.norms import {norm.name}")
         keywords = f"{norm!r}, shape={shape}, dtype={inputs.dtype!r}, device={inputs.device!r}"
     kind = "module" if implementation.module is not None else "call"
-    lines.append(f"{kind} = {function}({keywords})")
+    lines = [f"{kind} = {function}({keywords})"]
     if kind == "module":
         names = state(implementation, {name: present.get(name) for name in ARRAYS})
         lines += framework.snippet_bind(names, inputs.training, inputs.weight_dtype or inputs.dtype, inputs.device)
@@ -127,7 +132,8 @@ def _argument(implementation: Implementation, inputs: Inputs, present: Mapping[s
 
 
 def _result(implementation: Implementation, expression: str) -> list[str]:
-    several = implementation.residual or implementation.norm.has_running
+    writes = implementation.module is not None or bool(implementation.mutates)
+    several = implementation.residual or (implementation.norm.has_running and not writes)
     return [f"y = {expression}", *["y = y[0] if isinstance(y, tuple) else y"] * several]
 
 
@@ -135,12 +141,14 @@ def _imported(implementation: Implementation) -> tuple[list[str], str]:
     """Lines that import the callable, and the expression that names it."""
     target = implementation.source or getattr(implementation.target, "target", "") or _importable(implementation.target)
     place, _, attribute = target.rpartition(":")
+    first, *rest = attribute.split(".")
+    claims = implementation.call is None and not isinstance(implementation.target, Built)
+    lines = [f"from normcheck.norms import {implementation.norm.name}"] * claims
     if not place:
-        return [f"# call = {implementation.name}, your function, which cannot be imported: define it here"], "call"
+        return [*lines, f"# function = {implementation.name}: it cannot be imported, define it here"], "function"
     if place.endswith(".py"):
-        first, *rest = attribute.split(".")
-        return ["import runpy"], ".".join([f"runpy.run_path({place!r})[{first!r}]", *rest])
-    return [f"from {place} import {attribute.partition('.')[0]}"], attribute
+        return lines, ".".join([f"runpy.run_path({place!r})[{first!r}]", *rest])
+    return [*lines, f"from {place} import {first}"], attribute
 
 
 def _importable(function: Any) -> str:
@@ -152,7 +160,7 @@ def _prints(framework: Framework, index: tuple[int, ...] | None, expected: float
     if index is None:
         return ["print(tuple(y.shape), y.dtype)", "print(y)"]
     place = ", ".join(str(int(i)) for i in index)
-    lines = [f"got = {framework.snippet_value(f'y[{place}]')}", 'print("got     ", got.hex(), got)']
+    lines = [f"got = float({framework.snippet_value(f'y[{place}]')})", 'print("got     ", got.hex(), got)']
     if expected is not None:
         lines.append(f'print("expected {float(expected).hex()} {float(expected)!r}")')
     return lines
@@ -161,5 +169,5 @@ def _prints(framework: Framework, index: tuple[int, ...] | None, expected: float
 def _imports(lines: list[str]) -> list[str]:
     """What the lines use, in the order in which import lines are sorted."""
     text = "\n".join(lines)
-    modules = {"base64": "base64", "zlib": "zlib", "ml_dtypes": "ml_dtypes", "numpy as np": "np", "torch": "torch"}
-    return [f"import {module}" for module, name in modules.items() if f"{name}." in text]
+    names = ("base64", "runpy", "zlib", "ml_dtypes", "np", "torch")
+    return [f"import {'numpy as np' if name == 'np' else name}" for name in names if f"{name}." in text]

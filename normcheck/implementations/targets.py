@@ -99,5 +99,9 @@ def _line(error: BaseException) -> str:
 
 def describe(error: BaseException) -> str:
     """``TypeName: text`` in one line of at most 300 characters."""
-    text = " ".join(traceback.format_exception_only(error)[-1].split())
+    try:
+        said = str(error)
+    except Exception:  # noqa: BLE001 - an exception of the user's own class may not even print
+        said = "its text cannot be made"
+    text = " ".join(f"{type(error).__name__}: {said}".split()).removesuffix(":")
     return text if len(text) <= 300 else f"{text[:297]}..."

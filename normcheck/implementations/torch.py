@@ -19,6 +19,7 @@ from normcheck.norms import BatchNorm, GroupNorm, InstanceNorm, L2Norm, LayerNor
 
 FLOATS = ("float64", "float32", "float16", "bfloat16")
 HALVES = FLOATS[2:]
+DEVICES = ("cpu", "cuda", "mps", "xpu")
 _BITS = {"bfloat16": np.int16, "float8_e4m3fn": np.uint8, "float8_e5m2": np.uint8}
 
 
@@ -39,8 +40,7 @@ class Torch:
         """The CPU and the accelerators that torch finds."""
         import torch
 
-        found = (name for name in ("cuda", "mps", "xpu") if getattr(torch, name).is_available())
-        return ("cpu", *found)
+        return tuple(name for name in DEVICES if getattr(torch, name).is_available())
 
     def pin_threads(self, count: int) -> None:
         """Set the number of threads inside one operation."""
@@ -180,4 +180,4 @@ def _row(
 ) -> Implementation:
     marks = ", ".join(label)
     full = f"{name}[{marks}]" if marks else name
-    return Implementation(norm=norm, contract=contract, name=full, dtypes=dtypes, **options)
+    return Implementation(norm=norm, contract=contract, name=full, dtypes=dtypes, devices=DEVICES, **options)
