@@ -29,7 +29,7 @@ Exit codes:
 """
 PROFILES = ("quick", "standard", "deep")
 TOPICS = ("implementations", "checks", "norms", "regimes", "faults")
-WIDTH = 120
+WIDTH = 140  # where the output is no terminal
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -267,14 +267,17 @@ def _listed(topic: str) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
         return ("name", "rows"), [(r.name, r.statement) for r in REGIMES.values()]
     from normcheck.faults import faults
 
-    return ("name", "kind", "what is broken", "seen in"), [(f.name, f.kind, f.statement, " ".join(f.provenance)) for f in faults()]
+    return ("name", "kind", "what is broken", "seen in"), [
+        (f.name, f.kind, f.statement, " ".join(f.provenance)) for f in faults()
+    ]
 
 
 def _print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    from rich import box
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=title, title_justify="left")
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
         table.add_column(column, overflow="fold")
     for row in rows:

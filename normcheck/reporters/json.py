@@ -17,10 +17,17 @@ class Recorded(Protocol):
 
 
 def render(audit: Recorded) -> str:
-    """The audit as JSON text; every number in it is one that JSON knows."""
-    return json.dumps(audit.to_dict(), indent=1, allow_nan=False) + "\n"
+    """The audit as JSON text, one line for each result; every number in it is one that JSON knows."""
+    members = [f"{json.dumps(key)}: {_value(value)}" for key, value in audit.to_dict().items()]
+    return "{\n" + ",\n".join(members) + "\n}\n"
 
 
 def write(audit: Recorded, path: Path) -> None:
     """Write the audit to a file."""
     path.write_text(render(audit), encoding="utf-8")
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, list) and value:
+        return "[\n" + ",\n".join(json.dumps(item, allow_nan=False) for item in value) + "\n]"
+    return json.dumps(value, allow_nan=False)

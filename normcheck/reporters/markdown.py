@@ -17,7 +17,7 @@ from normcheck.reporters.summary import Finding, Judged
 from normcheck.results import Outcome, Result, Witness
 
 SUFFIX = ".md"
-MOST = 12
+MOST = 8
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def render(audit: Judged, shown: Sequence[Plot] = (), note: str = "") -> str:
         note=note,
         skips=_skips(audit),
         command=audit.born.get("command", ""),
-        born=text.table(("fact", "value"), ([text.escaped(k), text.escaped(v)] for k, v in facts(audit.born))),
+        born=text.table(("fact", "value"), ([text.escaped(k), text.cell(v)] for k, v in facts(audit.born))),
     )
     return re.sub(r"\n{3,}", "\n\n", page).strip() + "\n"
 
@@ -73,7 +73,7 @@ def facts(born: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]
             yield from facts(value, f"{label} ")
         elif isinstance(value, list | tuple):
             yield label, " ".join(map(str, value))
-        else:
+        elif str(value):
             yield label, str(value)
 
 
@@ -88,6 +88,18 @@ def _grades(audit: Judged) -> str:
         for row in summary.rows(audit)
     )
     return text.table(columns, rows)
+
+
+def _overview(letter: str, found: Sequence[Finding]) -> str:
+    columns = ("", "check", "implementations", "dtypes", "layout", "results:", "error / tolerance:")
+    rows = [(f"{letter}{number}", *_line(finding)) for number, finding in enumerate(found, 1)]
+    return text.table(*_filled(columns, rows)) if rows else ""
+
+
+def _line(finding: Finding) -> tuple[str, ...]:
+    names = ", ".join(map(text.cell, finding.implementations))
+    what = (text.escaped(finding.check), names, text.escaped(" ".join(finding.dtypes)), text.escaped(finding.layout))
+    return (*what, str(len(finding.results)), text.number(finding.worst.ratio))
 
 
 def _places(finding: Finding) -> str:
@@ -159,5 +171,5 @@ def _template() -> jinja2.Template:
     )
     environment.filters |= {"escaped": text.escaped, "code": text.code, "block": text.block, "difference": _difference}
     environment.filters |= {"url": urllib.parse.quote, "number_of": summary.number}
-    environment.globals |= {"grades": _grades, "places": _places}
+    environment.globals |= {"grades": _grades, "places": _places, "overview": _overview}
     return environment.get_template("report.md.jinja")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import io
 import math
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,9 +18,18 @@ Curve = Sequence[tuple[float, float]]
 
 COLUMNS = 3
 PANEL = (4.2, 2.7)
-COLOURS = {"float64": "#333333", "float32": "#0072b2", "bfloat16": "#d55e00", "float16": "#009e73"}
-OTHER_COLOUR = "#cc79a7"
-MARKERS = {"float64": "s", "float32": "o", "bfloat16": "^", "float16": "v"}
+DPI = 120
+CELL = (0.24, 0.19)
+WORST = 1e4  # ulp at which the colours of the map end
+UNSEEN = 2.0**-60  # a spread that no dtype can hold beside 1
+POINTS = 18
+MARKS = {
+    "float64": ("#333333", "s", 7.0),
+    "float32": ("#0072b2", "o", 5.0),
+    "float16": ("#009e73", "v", 3.5),
+    "bfloat16": ("#d55e00", "^", 2.5),
+}
+OTHER_MARK = ("#cc79a7", "D", 4.0)
 PLACEMENTS = {"inside": "-", "outside": "--", "max": "-.", "max_inside": ":", "none": (0, (1, 3))}
 
 
@@ -54,29 +64,45 @@ def draw(audit: Judged) -> tuple[Drawing, ...]:
 
 
 def _ulp_by_regime(audit: Judged) -> Drawing | None:
-    errors = summary.ulps(audit)
+    """A map: implementations down, regimes across, one block for each dtype."""
+    from matplotlib.colors import LogNorm
+    from matplotlib.figure import Figure
+
+    errors = {(row.implementation, row.dtype): row.ulp for row in summary.ulps(audit)}
     if not errors:
         return None
-    regimes, dtypes = summary.regimes(audit), summary.dtypes(audit)
-
-    def panel(axes: Any, name: str) -> None:
-        for row in (row for row in errors if row.implementation == name):
-            shift = 0.16 * (dtypes.index(row.dtype) - (len(dtypes) - 1) / 2)
-            shown = [(row.ulp[regime], place + shift) for place, regime in enumerate(regimes) if regime in row.ulp]
-            _points(axes, [(ulp, place) for ulp, place in shown if math.isfinite(ulp)], row.dtype)
-        axes.axvline(0.5, color="#999999", linewidth=0.8)
-        axes.set_xscale("symlog", linthresh=1.0, linscale=0.4)
-        axes.set_xlim(left=0)
-        axes.set_yticks(range(len(regimes)), regimes, fontsize=7)
-        axes.set_ylim(len(regimes) - 0.5, -0.5)
-
+    names, regimes = tuple(dict.fromkeys(name for name, _ in errors)), summary.regimes(audit)
+    dtypes = tuple(dtype for dtype in summary.dtypes(audit) if any(dtype == measured for _, measured in errors))
+    size = (3.0 + CELL[0] * len(regimes) * len(dtypes), 1.8 + CELL[1] * len(names))
+    figure = Figure(figsize=size, layout="constrained", dpi=DPI)
+    for axes, dtype in zip(figure.subplots(1, len(dtypes), sharey=True, squeeze=False)[0], dtypes, strict=True):
+        table = [[errors.get((name, dtype), {}).get(regime, math.nan) for regime in regimes] for name in names]
+        image = axes.imshow(table, norm=LogNorm(0.5, WORST, clip=True), cmap="cividis_r", aspect="auto")
+        axes.set_title(dtype, fontsize=9)
+        axes.set_xticks(range(len(regimes)), regimes, rotation=90, fontsize=7)
+        axes.set_yticks(range(len(names)), map(_label, names), fontsize=7, parse_math=False)
+        axes.tick_params(length=0)
+        _write_values(axes, table)
+    figure.colorbar(image, ax=figure.axes, label="worst error (ulp)", shrink=min(1.0, 3.0 / size[1]), pad=0.01)
     caption = (
-        "The worst error over all shapes, in ulp of the output's dtype; the line, at 0.5, is correct rounding. "
-        "Errors that are not finite are left out."
+        "Worst error over all shapes, in ulp of the output's dtype. Correct rounding gives at most 0.5. White: not measured."
     )
-    height = 0.9 + 0.17 * len(regimes)
-    png = _panels(_names(row.implementation for row in errors), panel, "worst error (ulp)", "", height)
-    return Drawing("ulp-by-regime", "Error in ulp by regime", caption, png)
+    return Drawing("ulp-by-regime", "Error in ulp by regime", caption, _png(figure))
+
+
+def _write_values(axes: Any, table: Sequence[Sequence[float]]) -> None:
+    for line, values in enumerate(table):
+        for column, value in enumerate(values):
+            if not math.isnan(value):
+                colour = "white" if value > math.sqrt(0.5 * WORST) else "black"
+                axes.text(column, line, _short(value), ha="center", va="center", fontsize=5, color=colour)
+
+
+def _short(value: float) -> str:
+    """A figure in at most four characters."""
+    if value >= 1000:
+        return f"{value:.0e}".replace("e+0", "e").replace("e+", "e")
+    return f"{value:.1f}" if value < 9.95 else f"{value:.0f}"
 
 
 def _outlier_curve(audit: Judged) -> Drawing | None:
@@ -85,14 +111,18 @@ def _outlier_curve(audit: Judged) -> Drawing | None:
         return None
 
     def panel(axes: Any, name: str) -> None:
-        for result in _of(results, name):
-            _line(axes, result.series.get("expected", ()), "-", "closed form")
-            _points(axes, result.series["measured"], result.dtype)
-        axes.set_xscale("log")
-        axes.set_yscale("log")
+        chosen = _of(results, name)
+        expected = sorted((x, y) for result in chosen for x, y in result.series.get("expected", ()) if y >= UNSEEN)
+        _line(axes, expected, "-", "closed form")
+        for result in chosen:
+            seen = {x for x, _ in expected} or {x for x, _ in result.series["measured"]}
+            _points(axes, [(x, y) for x, y in result.series["measured"] if x in seen], result.dtype)
 
-    caption = "How far one outlier squeezes the other elements of its row together: measured, and the closed form as a line."
-    png = _panels(_names(result.implementation for result in results), panel, "size of the outlier", "spread of the others")
+    caption = (
+        "How far one outlier squeezes the other elements of its row together: measured, and the closed form as a line. "
+        "Where a dtype cannot hold so small a spread beside the mean of the others, only rounding is left."
+    )
+    png = _panels(_names(results), panel, "size of the outlier", "spread of the others")
     return Drawing("outlier-curve", "Spread of the others beside one outlier", caption, png)
 
 
@@ -106,25 +136,24 @@ def _eps_placement_curve(audit: Judged) -> Drawing | None:
             for placement, style in PLACEMENTS.items():
                 _line(axes, result.series.get(placement, ()), style, placement)
             _points(axes, result.series["measured"], result.dtype)
-        axes.set_xscale("log")
-        axes.set_yscale("log")
 
-    caption = "Output spread over input spread where eps matters: measured, and what each placement of eps would give as lines."
-    png = _panels(_names(result.implementation for result in results), panel, "spread of the input", "gain")
+    caption = "Spread of the row over the denominator, measured, and what each placement of the claimed eps would give as lines."
+    png = _panels(_names(results), panel, "spread of the row", "spread / denominator")
     return Drawing("epsilon-placement", "Where eps stands", caption, png)
 
 
-def _panels(names: Sequence[str], panel: Callable[[Any, str], None], xlabel: str, ylabel: str, height: float = PANEL[1]) -> bytes:
-    """One panel for each name, all with the same scales, and one legend for all."""
+def _panels(names: Sequence[str], panel: Callable[[Any, str], None], xlabel: str, ylabel: str) -> bytes:
+    """One panel with logarithmic scales for each name, and one legend for all."""
     from matplotlib.figure import Figure
 
     columns = min(COLUMNS, len(names))
     lines = math.ceil(len(names) / columns)
-    figure = Figure(figsize=(PANEL[0] * columns, height * lines + 0.5), layout="constrained", dpi=120)
-    grid = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False).flatten()
+    figure = Figure(figsize=(PANEL[0] * columns, PANEL[1] * lines + 0.8), layout="constrained", dpi=DPI)
+    grid = figure.subplots(lines, columns, squeeze=False).flatten()
     for axes, name in zip(grid, names, strict=False):
         panel(axes, name)
-        axes.set_title(_label(name), fontsize=8, parse_math=False)
+        axes.set(xscale="log", yscale="log")
+        axes.set_title(_label(name), fontsize=7.5, parse_math=False)
         axes.grid(visible=True, color="#e5e5e5", linewidth=0.6)
         axes.tick_params(labelsize=7)
         axes.spines[["top", "right"]].set_visible(False)
@@ -132,38 +161,46 @@ def _panels(names: Sequence[str], panel: Callable[[Any, str], None], xlabel: str
         axes.remove()
     figure.supxlabel(xlabel, fontsize=9)
     figure.supylabel(ylabel, fontsize=9)
-    _legend(figure, grid[: len(names)])
+    _legend(figure, grid[: len(names)], 3 * columns)
     return _png(figure)
 
 
-def _legend(figure: Any, grid: Iterable[Any]) -> None:
+def _legend(figure: Any, grid: Iterable[Any], columns: int) -> None:
     entries: dict[str, Any] = {}
     for axes in grid:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             entries.setdefault(label, handle)
     if entries:
-        figure.legend(entries.values(), entries.keys(), loc="outside upper center", ncols=len(entries), fontsize=8, frameon=False)
+        figure.legend(entries.values(), entries.keys(), loc="outside upper center", ncols=columns, fontsize=8, frameon=False)
 
 
 def _png(figure: Any) -> bytes:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     buffer = io.BytesIO()
-    FigureCanvasAgg(figure).print_png(buffer)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a name may hold letters that the font lacks
+        FigureCanvasAgg(figure).print_png(buffer)
     return buffer.getvalue()
 
 
 def _points(axes: Any, curve: Curve, dtype: str) -> None:
-    xs, ys = [x for x, _ in curve], [y for _, y in curve]
-    colour, marker = COLOURS.get(dtype, OTHER_COLOUR), MARKERS.get(dtype, "D")
-    axes.plot(xs, ys, marker, color=colour, markersize=4.5, markerfacecolor="none", label=dtype, markeredgewidth=1.1)
+    colour, marker, size = MARKS.get(dtype, OTHER_MARK)
+    xs, ys = _drawable(curve[:: max(1, len(curve) // POINTS)])
+    if xs:
+        axes.plot(xs, ys, marker, color=colour, markersize=size, markerfacecolor="none", markeredgewidth=0.9, label=dtype)
 
 
 def _line(axes: Any, curve: Curve, style: Any, label: str) -> None:
-    if curve:
-        axes.plot(
-            [x for x, _ in curve], [y for _, y in curve], linestyle=style, color="#888888", linewidth=0.9, label=label, zorder=1
-        )
+    xs, ys = _drawable(curve)
+    if xs:
+        axes.plot(xs, ys, linestyle=style, color="#888888", linewidth=0.9, label=label, zorder=1)
+
+
+def _drawable(curve: Curve) -> tuple[list[float], list[float]]:
+    """What can stand on logarithmic scales."""
+    points = [(x, y) for x, y in curve if 0 < x < math.inf and 0 < y < math.inf]
+    return [x for x, _ in points], [y for _, y in points]
 
 
 def _with_curves(audit: Judged, check: str) -> tuple[Result, ...]:
@@ -172,17 +209,18 @@ def _with_curves(audit: Judged, check: str) -> tuple[Result, ...]:
     for result in audit.results:
         if result.check == check and result.series.get("measured"):
             first.setdefault((result.implementation, result.dtype), result)
-    return tuple(first.values())
+    widest = summary.dtypes(audit)
+    return tuple(sorted(first.values(), key=lambda result: widest.index(result.dtype)))
 
 
 def _of(results: Iterable[Result], name: str) -> list[Result]:
     return [result for result in results if result.implementation == name]
 
 
-def _names(names: Iterable[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(names))
+def _names(results: Iterable[Result]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(result.implementation for result in results))
 
 
 def _label(name: str) -> str:
     line = text.plain(name)
-    return line if len(line) <= 48 else f"{line[:22]}...{line[-23:]}"
+    return line if len(line) <= 60 else f"{line[:28]}...{line[-29:]}"

@@ -11,6 +11,7 @@ from normcheck.formats import FORMATS
 from normcheck.results import Outcome, Result, Witness
 
 K = TypeVar("K")
+T = TypeVar("T")
 
 GRADES = {
     "A+": "within the bound of one strict summation tree, ceil(log2 D) additions deep",
@@ -39,21 +40,22 @@ class Judged(Protocol):
 
 @dataclass(frozen=True)
 class Finding:
-    """Results of one check on one implementation and layout that ended alike, worst first.
+    """Results of one check that ended alike and show the same, worst first.
 
     Attributes
     ----------
-    check, implementation, norm, layout, device : what the results have in common
+    check, norm, layout, device : what the results have in common
     outcome : how they ended
+    implementations : on which they were found; a module and its function often show the very same
     results : worst first
     """
 
     check: str
-    implementation: str
     norm: str
     layout: str
     device: str
     outcome: Outcome
+    implementations: tuple[str, ...]
     results: tuple[Result, ...]
 
     @property
@@ -65,6 +67,11 @@ class Finding:
     def witness(self) -> Witness | None:
         """The worst input that can be shown."""
         return next((result.witness for result in self.results if result.witness is not None), None)
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """The dtypes that it was found in, widest first."""
+        return _ordered((result.dtype for result in self.results), tuple(FORMATS))
 
     @property
     def where(self) -> tuple[Result, ...]:
@@ -127,14 +134,20 @@ def rows(audit: Judged) -> tuple[Row, ...]:
 
 
 def findings(audit: Judged, *outcomes: Outcome) -> tuple[Finding, ...]:
-    """Results that ended in one of these outcomes, grouped by implementation, check, device and layout; the worst group first."""
+    """Results that ended in one of these outcomes, grouped by check, norm, device and layout; the worst first."""
     chosen = sorted((result for result in audit.results if result.outcome in outcomes), key=_badness, reverse=True)
-    groups = _group(chosen, lambda r: (r.outcome, r.implementation, r.norm, r.check, r.device, r.layout))
-    found = (
-        Finding(r[0].check, r[0].implementation, r[0].norm, r[0].layout, r[0].device, r[0].outcome, tuple(r))
-        for r in groups.values()
-    )
+    of_one = _group(chosen, lambda r: (r.outcome, r.implementation, r.norm, r.check, r.device, r.layout)).values()
+    alike = _group(
+        of_one, lambda rs: (rs[0].outcome, rs[0].norm, rs[0].check, rs[0].device, rs[0].layout, rs[0].message)
+    ).values()
+    found = (_finding([result for results in twins for result in results]) for twins in alike)
     return tuple(sorted(found, key=lambda finding: outcomes.index(finding.outcome)))
+
+
+def _finding(results: Sequence[Result]) -> Finding:
+    r = results[0]
+    names = _ordered(result.implementation for result in results)
+    return Finding(r.check, r.norm, r.layout, r.device, r.outcome, names, tuple(sorted(results, key=_badness, reverse=True)))
 
 
 def errors(audit: Judged) -> tuple[Finding, ...]:
@@ -181,12 +194,16 @@ def verdict(audit: Judged) -> str:
     total = number(sum(sum(row.counts.values()) for row in judged), "result")
     if not judged:
         return "Nothing was judged."
-    if not any(row.bad for row in judged):
-        passing = "The implementation passes" if len(judged) == 1 else f"All {len(judged)} implementations pass"
-        return f"{passing}, in {total}{_notes(judged)}."
-    failing = sum(1 for row in judged if row.bad)
+    return f"{_subject(len(judged), sum(1 for row in judged if row.bad))}, in {total}{_notes(judged)}."
+
+
+def _subject(judged: int, failing: int) -> str:
+    if judged == 1:
+        return f"The implementation {'fails' if failing else 'passes'}"
     return (
-        f"{failing} of {number(len(judged), 'implementation')} {'fails' if failing == 1 else 'fail'}, in {total}{_notes(judged)}."
+        f"{failing} of {judged} implementations {'fails' if failing == 1 else 'fail'}"
+        if failing
+        else f"All {judged} implementations pass"
     )
 
 
@@ -220,10 +237,10 @@ def _badness(result: Result) -> tuple[float, bool]:
     return (math.inf if ratio is None else _rank(ratio), result.witness is not None)
 
 
-def _group(results: Iterable[Result], key: Callable[[Result], K]) -> dict[K, list[Result]]:
-    groups: dict[K, list[Result]] = {}
-    for result in results:
-        groups.setdefault(key(result), []).append(result)
+def _group(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
+    groups: dict[K, list[T]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
     return groups
 
 

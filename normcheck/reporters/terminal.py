@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
+from rich import box
 from rich.console import Group, RenderableType
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -13,19 +11,20 @@ from normcheck.reporters import summary, text
 from normcheck.reporters.summary import Finding, Judged
 from normcheck.results import Outcome
 
+MOST = 12
 GRADE_STYLES = {"A+": "green", "A": "green", "B": "yellow", "F": "bold red", "-": "dim"}
 OUTCOME_STYLES = {Outcome.WARNED: "yellow", Outcome.XFAILED: "magenta", Outcome.XPASSED: "cyan"}
 
 
 def render(audit: Judged) -> RenderableType:
     """The verdict, the grades by implementation and dtype, and every finding with its worst result."""
-    return Group(_grades(audit), *_findings(audit), Text(summary.verdict(audit), style="bold"))
+    return Group(_grades(audit), _findings(audit), Text(f"\n{summary.verdict(audit)}", style="bold"))
 
 
 def _grades(audit: Judged) -> Table:
     dtypes = summary.dtypes(audit)
-    table = Table(title="Grades", title_justify="left")
-    table.add_column("implementation", overflow="fold")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("implementation", overflow="fold", min_width=24)
     for dtype in dtypes:
         table.add_column(dtype, justify="center")
     for heading in ("errors", "warnings", "known", "passed", "skipped"):
@@ -39,15 +38,22 @@ def _grades(audit: Judged) -> Table:
     return table
 
 
-def _findings(audit: Judged) -> Iterator[RenderableType]:
-    for finding in (*summary.errors(audit), *summary.warnings(audit), *summary.known(audit)):
-        yield _heading(finding)
-        yield Padding(Text(text.plain(finding.worst.message)), (0, 0, 0, 4))
+def _findings(audit: Judged) -> Table:
+    """Errors with their messages; the others too, where they are few."""
+    errors, others = summary.errors(audit), (*summary.warnings(audit), *summary.known(audit))
+    table = Table.grid(padding=(0, 1))
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(overflow="fold")
+    for finding in (*errors, *others):
+        outcome = Text(finding.outcome.value, style=OUTCOME_STYLES.get(finding.outcome, "bold red"))
+        told = _heading(finding)
+        if finding in errors or len(others) <= MOST:
+            told.append(f"\n{text.plain(finding.worst.message)}")
+        table.add_row(outcome, told)
+    return table
 
 
 def _heading(finding: Finding) -> Text:
-    heading = Text(f"{finding.outcome.value:>8} ", style=OUTCOME_STYLES.get(finding.outcome, "bold red"))
-    heading.append(f"{text.plain(finding.implementation)}: {finding.check}", style="bold")
-    where = ", ".join(dict.fromkeys(result.dtype for result in finding.results))
-    heading.append(f"  ({where}; {summary.number(len(finding.results), 'result')})", style="dim")
-    return heading
+    heading = Text(f"{finding.check}: {', '.join(map(text.plain, finding.implementations))}", style="bold")
+    where = f"{', '.join(finding.dtypes)}; {summary.number(len(finding.results), 'result')}"
+    return Text.assemble(heading, (f" ({where})", "dim"))

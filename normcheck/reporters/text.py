@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]+")
 _CONTROL_IN_BLOCK = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
-_SPECIAL = re.compile(r"[\\`*_{}\[\]<>#|~$!&@]")
+_SPECIAL = re.compile(r"[\\`*{}\[\]<>#|~$!&@]|(?<![^\W_])_|_(?![^\W_])")  # an underscore inside a word is no emphasis
 
 
 def plain(text: object) -> str:
