@@ -104,21 +104,25 @@ def test_the_textbook_needs_no_framework():
     assert {"float64", "float32", "float16", "bfloat16"} == {dtype for one in found for dtype in one.dtypes}
 
 
+@pytest.fixture
+def torch():
+    """torch, or a skip."""
+    return pytest.importorskip("torch")
+
+
 class TestTorch:
     """What only torch has: gradients, modules, devices, threads."""
 
-    torch = pytest.importorskip("torch")
-
-    def test_gradients_are_neither_recorded_nor_in_the_way(self):
+    def test_gradients_are_neither_recorded_nor_in_the_way(self, torch):
         """Code may write into its parameters and return what would require a gradient."""
-        parameter = self.torch.nn.Parameter(self.torch.zeros(4))
+        parameter = torch.nn.Parameter(torch.zeros(4))
 
         def writes(x, weight, bias):
             parameter.copy_(weight)
             return x * parameter
 
         def tracks(x, weight, bias):
-            with self.torch.enable_grad():
+            with torch.enable_grad():
                 return x * parameter
 
         weight = np.array([1.0, 2.0, 3.0, 4.0])
@@ -126,20 +130,20 @@ class TestTorch:
             output = call(Implementation(function, LayerNorm()), Inputs(signs(2, 4), weight=weight))
             assert np.array_equal(output.y, signs(2, 4) * weight)
 
-    def test_tensors_lie_in_memory_of_torch(self):
+    def test_tensors_lie_in_memory_of_torch(self, torch):
         """Inputs are aligned as torch's own allocations are, so that kernels take the path that they take for users."""
         adapter = frameworks()["torch"]
         natives = [adapter.to_native(np.ones(size), "float32") for size in range(1, 60)]
         assert {native.data_ptr() % 64 for native in natives} == {0}
 
-    def test_a_module_keeps_its_own_parameters_where_none_are_given(self):
+    def test_a_module_keeps_its_own_parameters_where_none_are_given(self, torch):
         """Parameters that are not given are those that the module was made with, in the dtype of parameters."""
         seen = []
 
-        class Module(self.torch.nn.Module):
+        class Module(torch.nn.Module):
             def __init__(self):
                 super().__init__()
-                self.weight = TestTorch.torch.nn.Parameter(TestTorch.torch.full((4,), 3.0))
+                self.weight = torch.nn.Parameter(torch.full((4,), 3.0))
 
             def forward(self, x):
                 seen.append((self.weight.dtype, self.training))
@@ -148,12 +152,12 @@ class TestTorch:
         implementation = Implementation(norm=LayerNorm(), module=lambda norm, **_: Module())
         output = call(implementation, Inputs(signs(2, 4), dtype="bfloat16", training=False))
         assert np.array_equal(output.y, signs(2, 4) * 3)
-        assert seen == [(self.torch.bfloat16, False)]
+        assert seen == [(torch.bfloat16, False)]
 
-    def test_a_residual_goes_to_the_forward_of_a_module(self):
+    def test_a_residual_goes_to_the_forward_of_a_module(self, torch):
         """What is no state of the module is an argument of its forward."""
 
-        class Module(self.torch.nn.Module):
+        class Module(torch.nn.Module):
             def forward(self, x, residual):
                 return x, x + residual
 
@@ -161,32 +165,32 @@ class TestTorch:
         output = call(implementation, Inputs(signs(2, 4), residual=np.ones((2, 4))))
         assert np.array_equal(output.new_residual, signs(2, 4) + 1)
 
-    def test_numpy_arrays_are_no_tensors(self):
+    def test_numpy_arrays_are_no_tensors(self, torch):
         """Code that leaves the framework returns something else than it claims."""
         with pytest.raises(Exception, match=r"^TypeError: returned ndarray, but should return a torch\.Tensor$"):
             call(Implementation(lambda x, w, b: x.numpy(), LayerNorm()), Inputs(signs(2, 4)))
 
-    def test_threads_are_pinned(self):
+    def test_threads_are_pinned(self, torch):
         """The number of threads inside one operation is set for the process."""
-        before = self.torch.get_num_threads()
+        before = torch.get_num_threads()
         try:
             frameworks()["torch"].pin_threads(1)
-            assert self.torch.get_num_threads() == 1
+            assert torch.get_num_threads() == 1
         finally:
-            self.torch.set_num_threads(before)
+            torch.set_num_threads(before)
 
-    def test_version_and_devices(self):
+    def test_version_and_devices(self, torch):
         """The version is that of the package; the CPU is always there."""
         adapter = frameworks()["torch"]
-        assert adapter.version() == self.torch.__version__.partition("+")[0] or adapter.version() == self.torch.__version__
+        assert adapter.version() == torch.__version__.partition("+")[0] or adapter.version() == torch.__version__
         assert adapter.devices()[0] == "cpu"
 
-    def test_complex_results_keep_their_dtype(self):
+    def test_complex_results_keep_their_dtype(self, torch):
         """The dtype is judged by a check; the real part is what is compared."""
         output = call(Implementation(lambda x, w, b: x + 1j, LayerNorm()), Inputs(signs(2, 4)))
         assert (output.dtype, output.y.tolist()) == ("complex64", signs(2, 4).tolist())
 
-    def test_function_and_module_claim_the_same(self):
+    def test_function_and_module_claim_the_same(self, torch):
         """Each module has its function's norm, contract and dtypes, and both are judged in both modes."""
         pairs = {"LayerNorm": "layer_norm", "RMSNorm": "rms_norm", "GroupNorm": "group_norm", "InstanceNorm2d": "instance_norm"}
         pairs |= {"BatchNorm1d": "batch_norm", "BatchNorm2d": "batch_norm"}
@@ -198,7 +202,7 @@ class TestTorch:
                 assert (module.norm, module.contract, module.dtypes) == (function.norm, function.contract, function.dtypes)
                 assert (module.training, module.weight_dtype) == (function.training, function.weight_dtype)
 
-    def test_only_merging_kernels_claim_to_merge(self):
+    def test_only_merging_kernels_claim_to_merge(self, torch):
         """LayerNorm and GroupNorm merge partial variances (Welford), the others sum."""
         merging = {one.norm.name for one in implementations("torch") if one.contract.accumulation == "merge"}
         assert merging == {"LayerNorm", "GroupNorm"}

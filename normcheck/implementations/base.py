@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Callable, Container, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from typing import Any, Literal, Protocol, cast
 
 from normcheck.contract import Contract
@@ -237,7 +238,7 @@ class Implementation:
         """The callable that was given, as call, make or module."""
         return cast("Callable[..., Any]", next((f for f in (self.call, self.make, self.module) if f is not None), None))
 
-    @property
+    @cached_property
     def passes(self) -> tuple[Any, ...]:
         """What is passed to the callable (to a module's forward), in this order: names of inputs and settings, or constants."""
         if self.arguments is not None:
