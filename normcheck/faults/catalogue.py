@@ -1,0 +1,143 @@
+"""What a fault is, and how faults and sound norms are registered: by decorating the function that computes them."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from normcheck.contract import Contract
+from normcheck.implementations import Implementation
+from normcheck.norms import Norm
+
+HALF = ("float16", "bfloat16")
+ALL = ("float32", *HALF)
+USUAL = Contract()
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, eq=False)
+class Fault:
+    """A norm broken on purpose.
+
+    Attributes
+    ----------
+    name : hyphenated, such as ``"single-pass-variance"``
+    kind : one of K01 .. K33 of the catalogue of public faults
+    statement : what is wrong, in one line
+    provenance : the public reports that it re-tells, such as ``"pytorch/pytorch#51102"``
+    implementation : the broken code and what it claims to be
+    expected : ids of the checks that find it, as an error or a warning: the first in every one of its dtypes, the others in one
+    """
+
+    name: str
+    kind: str
+    statement: str
+    provenance: tuple[str, ...]
+    implementation: Implementation
+    expected: tuple[str, ...]
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """The dtypes in which the fault can be observed."""
+        return self.implementation.dtypes
+
+
+_FAULTS: dict[str, Fault] = {}
+_SOUND: dict[str, Implementation] = {}
+_WARNINGS: dict[str, tuple[str, ...]] = {}
+
+
+def faults() -> tuple[Fault, ...]:
+    """The zoo, ordered by kind and name. Most faults are written in torch, which is imported only when they are called."""
+    _load()
+    return tuple(sorted(_FAULTS.values(), key=lambda fault: (fault.kind, fault.name)))
+
+
+def sound() -> tuple[Implementation, ...]:
+    """The sound collection, by name: conforming implementations that no check may fail."""
+    _load()
+    return tuple(_SOUND[name] for name in sorted(_SOUND))
+
+
+def sound_warnings() -> dict[str, tuple[str, ...]]:
+    """Ids of the checks that are right to warn of a sound implementation, by its name; those without any are left out."""
+    _load()
+    return dict(_WARNINGS)
+
+
+def fault(
+    kind: str,
+    *provenance: str,
+    norm: Norm,
+    expected: tuple[str, ...] = ("accuracy",),
+    dtypes: tuple[str, ...] = ALL,
+    contract: Contract = USUAL,
+    **options: Any,
+) -> Callable[[_Function], _Function]:
+    """Make the decorated function a fault of the zoo; the first line of its docstring is the statement.
+
+    The function's parameters are named for what it takes: x weight bias running_mean running_var training momentum, or a setting
+    of the norm such as eps; ``*_`` stands for running statistics that are given and not used. ``options`` go to `Implementation`.
+
+    Raises
+    ------
+    ValueError : at import, for a name that is taken
+    """
+
+    def add(function: _Function) -> _Function:
+        made = _implementation(function, norm, dtypes, contract, options)
+        _FAULTS[made.name] = Fault(made.name, kind, _statement(function), provenance, made, expected)
+        return function
+
+    return add
+
+
+def sound_norm(
+    norm: Norm,
+    *,
+    dtypes: tuple[str, ...] = ALL,
+    contract: Contract = USUAL,
+    warns: tuple[str, ...] = (),
+    **options: Any,
+) -> Callable[[_Function], _Function]:
+    """Make the decorated function a member of the sound collection; parameters as for `fault`.
+
+    Parameters
+    ----------
+    warns : ids of the checks that are right to warn of it
+    """
+
+    def add(function: _Function) -> _Function:
+        made = _implementation(function, norm, dtypes, contract, options)
+        _SOUND[made.name] = made
+        if warns:
+            _WARNINGS[made.name] = warns
+        return function
+
+    return add
+
+
+def _implementation(
+    function: Callable[..., Any], norm: Norm, dtypes: tuple[str, ...], contract: Contract, options: dict[str, Any]
+) -> Implementation:
+    name = function.__name__.replace("_", "-")
+    if name in _FAULTS or name in _SOUND:
+        raise ValueError(f"{function.__module__}: {name!r} names another fault or sound norm already")
+    taken = [name for name in inspect.signature(function).parameters if name != "_"]
+    unused = ("running_mean", "running_var") if "_" in inspect.signature(function).parameters else ()
+    return Implementation(function, norm, contract, name, dtypes=dtypes, arguments=(*taken, *unused), **options)
+
+
+def _statement(function: Callable[..., Any]) -> str:
+    return (inspect.getdoc(function) or "").partition("\n")[0].rstrip(".")
+
+
+def _load() -> None:
+    package = importlib.import_module("normcheck.faults")
+    for module in pkgutil.iter_modules(package.__path__):
+        importlib.import_module(f"normcheck.faults.{module.name}")
