@@ -9,6 +9,7 @@ import re
 import tomllib
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hatchling.builders.wheel import WheelBuilder
@@ -77,3 +78,17 @@ def test_documents_name_environments_that_exist(document: str) -> None:
 def test_tox_tests_the_wheel() -> None:
     """Under tox, the package under test is the installed one, not the checkout."""
     assert Path(normcheck.__file__).parent != ROOT / "normcheck"
+
+
+def test_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The Python of the README runs as it stands, and its function passes."""
+    pytest.importorskip("torch")
+    mine, *others = re.findall(r"(?ms)^```python\n(.*?)^```", (ROOT / "README.md").read_text(encoding="utf-8"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "mine.py").write_text(mine, encoding="utf-8")
+    names: dict[str, Any] = {}
+    for block in others:
+        exec(block, names)  # noqa: S102 (our own document)
+        assert names["audit"].passed
+    assert (tmp_path / "report.md").exists()
