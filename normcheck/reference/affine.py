@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from normcheck.formats import Array, Format
+from normcheck.formats import Array, Format, Mask
 from normcheck.reference import arithmetic as dd
 from normcheck.reference.arithmetic import U2
 from normcheck.reference.exact import parameter, round_fraction
@@ -27,8 +27,8 @@ def add_rounded(a: Array, b: Array, fmt: Format) -> Array:
 def affine_rounded(n: Array, p: Problem, fmt: Format) -> Array:
     """(offset + w) * n + b rounded to the format once, for values n and the parameters of a problem.
 
-    Double-double settles what it can: the product costs 7u**2 and the sum 2u**2; what over- or underflows, and what lies too near a
-    midpoint, is decided by rationals.
+    Double-double settles what it can: the product costs 7u**2 and the sum 2u**2; what over- or underflows, and what lies too near
+    a midpoint, is decided by rationals.
     """
     if p.weight is None and p.bias is None:
         return fmt.round(n)
@@ -48,8 +48,9 @@ def affine_rounded(n: Array, p: Problem, fmt: Format) -> Array:
     return value
 
 
-def _moderate(a: Array) -> Array:
-    return (a == 0) | ((np.abs(a) < _LARGE) & (np.abs(a) > _SMALL))
+def _moderate(a: Array) -> Mask:
+    moderate: Mask = (a == 0) | ((np.abs(a) < _LARGE) & (np.abs(a) > _SMALL))
+    return moderate
 
 
 def _exactly(n: float, p: Problem, r: int, i: int, fmt: Format) -> float:

@@ -1,9 +1,9 @@
 """Sums by a fixed tree, error-free transformations and double-double arithmetic on float64 arrays.
 
-A double-double is a pair (hi, lo) with hi = RN(hi + lo). Algorithms and relative error bounds, in units of u**2 = 2**-106, are those of
-Joldes, Muller and Popescu (ACM TOMS 44(2), 2017), the square root that of Lefevre, Louvet, Muller, Picot and Rideau (ACM TOMS 49(1), 2023).
-Products are split after Dekker and Veltkamp, so that no fused multiply-add is needed; they are exact where nothing underflows and
-no factor exceeds 2**996.
+A double-double is a pair (hi, lo) with hi = RN(hi + lo). Algorithms and relative error bounds, in units of u**2 = 2**-106, are
+those of Joldes, Muller and Popescu (ACM TOMS 44(2), 2017), the square root that of Lefevre, Louvet, Muller, Picot and Rideau (ACM
+TOMS 49(1), 2023). Products are split after Dekker and Veltkamp, so that no fused multiply-add is needed; they are exact where
+nothing underflows and no factor exceeds 2**996.
 """
 
 from __future__ import annotations
@@ -35,11 +35,12 @@ def tree_sum(x: Array) -> Array:
     while width > _NARROW:
         width //= 2
         total[:, :width] += total[:, width : 2 * width]
-    columns = np.ascontiguousarray(total[:, :width].T)
+    columns: Array = np.ascontiguousarray(total[:, :width].T)
     while width > 1:
         width //= 2
         columns[:width] += columns[width : 2 * width]
-    return columns[0]
+    total_sum: Array = columns[0]
+    return total_sum
 
 
 def _fold_once(x: Array) -> Array:

@@ -21,9 +21,7 @@ def denominator(spread: Array, eps: float | Array, placement: EpsPlacement) -> A
     return np.sqrt(spread)
 
 
-def denominator_error(
-    spread: Array, error: Array, eps: float | Array, placement: EpsPlacement, add: float, root: float
-) -> Array:
+def denominator_error(spread: Array, error: Array, eps: float | Array, placement: EpsPlacement, add: float, root: float) -> Array:
     """Bound on the error of a computed S.
 
     Parameters
@@ -34,9 +32,9 @@ def denominator_error(
     Notes
     -----
     Let a be the computed argument of the square root, e the bound on its error, and q = sqrt(a). The exact root lies between
-    sqrt(max(a - e, 0)) and sqrt(a + e); the lower end is the farther one, by q - sqrt(a - e) = e/(q + sqrt(a - e)) where e <= a, and by
-    at most max(q, sqrt(a + e) - q) <= sqrt(e) where e > a. max(., eps) moves no two numbers apart, and takes all error away where
-    both ends lie below eps. The result carries 1 % for the roundings of its own evaluation.
+    sqrt(max(a - e, 0)) and sqrt(a + e); the lower end is the farther one, by q - sqrt(a - e) = e/(q + sqrt(a - e)) where e <= a,
+    and by at most max(q, sqrt(a + e) - q) <= sqrt(e) where e > a. max(., eps) moves no two numbers apart, and takes all error
+    away where both ends lie below eps. The result carries 1 % for the roundings of its own evaluation.
     """
     if placement == "inside":
         total = spread + eps

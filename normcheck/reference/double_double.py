@@ -35,19 +35,22 @@ class _Moments(NamedTuple):
 def level1(p: Problem) -> Values:
     """Standardize in double-double and bound the error of every element: about 2**-99 of it for D = 2**17.
 
-    Every row is scaled by 2**-k, k the exponent of its largest element, and eps with it; S is scaled by 2**-K, K the exponent of the
-    larger of s and eps; weights by that of the largest in the row. The powers of two are multiplied back at the end. What a
+    Every row is scaled by 2**-k, k the exponent of its largest element, and eps with it; S is scaled by 2**-K, K the exponent of
+    the larger of s and eps; weights by that of the largest in the row. The powers of two are multiplied back at the end. What a
     scaling loses to underflow, at most 2**-1074 per element, is added to the bound as 2**-1070, or as nothing where it was exact.
 
     Notes
     -----
-    u2 = 2**-106; the errors of single operations are in `arithmetic`; h is the height of the tree; 1.02 covers second-order terms.
+    u2 = 2**-106; the errors of single operations are in `arithmetic`; h is the height of the tree; 1.02 covers second-order
+    terms.
 
-    *Mean.* A first mean m1 comes from float64; x - m1 is a double-double exactly (two_sum); d, the mean of what is left, has the error
-    e <= (3h+3)u2 mean|x - m1| <= (3h+4)u2 sqrt(v + d**2); c = x - m1 - d adds 3u2 relative. So nothing depends on the size of the mean.
+    *Mean.* A first mean m1 comes from float64; x - m1 is a double-double exactly (two_sum); d, the mean of what is left, has the
+    error e <= (3h+3)u2 mean|x - m1| <= (3h+4)u2 sqrt(v + d**2); c = x - m1 - d adds 3u2 relative. So nothing depends on the size
+    of the mean.
     *Statistic.* Squares 2*3u2 + 7u2, sum 3h u2, division 3u2: |s2^ - s2| <= (3h+16)u2 s2 + N/N' e**2.
     *Denominator.* `denominator_error` with 3.1u2 per addition and 3.2u2 per root.
-    *Element.* Reciprocal 15u2, product 7u2, c 3u2, product with offset + w (exact by two_sum) 7u2: rel + 33u2; addition of b 2u2 of y.
+    *Element.* Reciprocal 15u2, product 7u2, c 3u2, product with offset + w (exact by two_sum) 7u2: rel + 33u2; addition of b 2u2
+    of y.
     """
     with np.errstate(all="ignore"):
         m = _moments(p)
@@ -61,9 +64,9 @@ def level1(p: Problem) -> Values:
         hi, lo, err = _affine(p, n, err, m.exponent - exponent)
         largest = np.finfo(np.float64).max
         sigma = np.ldexp(np.sqrt(m.spread[0]), m.spread_exponent)
-        return Values(hi, lo, err, np.ldexp(m.mean, m.exponent), *(
-            np.minimum(a, largest) for a in (sigma, np.ldexp(scale[0], exponent))
-        ))
+        return Values(
+            hi, lo, err, np.ldexp(m.mean, m.exponent), *(np.minimum(a, largest) for a in (sigma, np.ldexp(scale[0], exponent)))
+        )
 
 
 def exponent_of(largest: Array) -> Array:
@@ -79,7 +82,7 @@ def scale_by(x: Array, exponent: Array) -> tuple[Array, Array]:
 
 
 def power_product(x: Array, exponent: Array) -> Array:
-    """x * 2**exponent by two multiplications, so that powers beyond the float64 range do no harm."""
+    """x * 2**exponent by two multiplications, much faster than ldexp; for exponents up to 2046."""
     half = exponent // 2
     return (x * np.ldexp(1.0, half)) * np.ldexp(1.0, exponent - half)
 
@@ -87,7 +90,7 @@ def power_product(x: Array, exponent: Array) -> Array:
 def _moments(p: Problem) -> _Moments:
     largest = np.abs(p.x).max(axis=1, initial=0.0)
     if p.mean is not None and p.variance is not None:
-        return _given_moments(p, np.maximum(largest, np.abs(p.mean)))
+        return _given_moments(p, p.mean, p.variance, np.maximum(largest, np.abs(p.mean)))
     exponent = exponent_of(largest)
     x, lost = scale_by(p.x, -exponent)
     if p.standardization.center:
@@ -95,16 +98,14 @@ def _moments(p: Problem) -> _Moments:
     return _uncentred_moments(p, x, exponent, lost)
 
 
-def _given_moments(p: Problem, largest: Array) -> _Moments:
-    assert p.mean is not None and p.variance is not None
+def _given_moments(p: Problem, mean: Array, variance: Array, largest: Array) -> _Moments:
     exponent = exponent_of(largest)
-    x, lost = scale_by(np.concatenate([p.x, p.mean[:, None]], axis=1), -exponent)
-    mean = x[:, -1]
-    c = dd.two_sum(x[:, :-1], -mean[:, None])
-    half = -(-exponent_of(p.variance) // 2)
-    spread = power_product(p.variance, -2 * half)
+    x, lost = scale_by(np.concatenate([p.x, mean[:, None]], axis=1), -exponent)
+    c = dd.two_sum(x[:, :-1], -x[:, -1:])
+    half = _half(exponent_of(variance))
+    spread = np.ldexp(variance, -2 * half)
     zero = np.zeros_like(mean)
-    return _Moments(mean, c, exponent, (spread, zero), half, 2 * lost, zero)
+    return _Moments(x[:, -1], c, exponent, (spread, zero), half, 2 * lost, zero)
 
 
 def _centred_moments(p: Problem, x: Array, exponent: Array, lost: Array) -> _Moments:
@@ -143,9 +144,9 @@ def _denominator(m: _Moments, eps: float, placement: EpsPlacement) -> tuple[DD, 
     if eps > 0 and placement != "none":
         exponent = np.maximum(exponent, of_eps)
     by = 2 * (m.spread_exponent - exponent)
-    spread = (power_product(m.spread[0], by), power_product(m.spread[1], by))
-    scaled = power_product(np.full(len(exponent), eps), -2 * exponent if squared else -exponent)
-    error = denominator_error(spread[0], power_product(m.spread_error, by), scaled, placement, _ADD, _ROOT)
+    spread = (np.ldexp(m.spread[0], by), np.ldexp(m.spread[1], by))
+    scaled = np.ldexp(eps, -2 * exponent if squared else -exponent)
+    error = denominator_error(spread[0], np.ldexp(m.spread_error, by), scaled, placement, _ADD, _ROOT)
     return _combine(spread, scaled, placement), exponent, error
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from fractions import Fraction
 
 import numpy as np
 
 from normcheck.formats import Array, Format
 from normcheck.norms import Standardization
-from normcheck.reference.problem import Problem
+from normcheck.reference.problem import Index, Problem
 
 
 def round_fraction(value: Fraction, fmt: Format) -> float:
@@ -28,7 +27,7 @@ def round_fraction(value: Fraction, fmt: Format) -> float:
 
 
 def is_tie(value: Fraction, fmt: Format) -> bool:
-    """Whether a rational lies in the middle between two neighbouring values of the format, the largest one's successor included."""
+    """Whether a rational lies in the middle between two neighbouring values of the format, overflow's edge included."""
     magnitude = abs(value)
     exponent = magnitude.numerator.bit_length() - magnitude.denominator.bit_length()
     for binade in (exponent - 1, exponent):
@@ -49,11 +48,14 @@ class ExactRow:
 
     Notes
     -----
-    S is rational if and only if its radicand is the square of a rational. Then y = w c/S + b is rational and rounded at once, ties
-    included. Otherwise y is irrational where w c is not 0, lies on no midpoint, and an enclosure of S that is tight enough decides.
+    S is rational if and only if its radicand is the square of a rational. Then y = w c/S + b is rational and rounded at once,
+    ties included. Otherwise y is irrational where w c is not 0, lies on no midpoint, and an enclosure of S that is tight enough
+    decides.
     """
 
-    def __init__(self, x: Array, standardization: Standardization, mean: float | None = None, variance: float | None = None) -> None:
+    def __init__(
+        self, x: Array, standardization: Standardization, mean: float | None = None, variance: float | None = None
+    ) -> None:
         """Compute the statistic; S must not be 0."""
         values, self._unit = _integers(x)
         width, count = len(values), standardization.count(len(values))
@@ -68,7 +70,8 @@ class ExactRow:
             squares = sum(c * c for c in self._c[:count])
             spread = Fraction(squares, standardization.divisor(width)) * (self._unit / self._over) ** 2
         self._rest, self._radicand = _denominator(spread, Fraction(standardization.eps), standardization.placement)
-        self._root = _rational_root(self._radicand)
+        root = _rational_root(self._radicand)
+        self.denominator = None if root is None else self._rest + root
 
     def c(self, i: int) -> Fraction:
         """x_i less the mean, exactly."""
@@ -79,21 +82,20 @@ class ExactRow:
         numerator = weight * self.c(i)
         if numerator == 0:
             return round_fraction(bias, fmt), is_tie(bias, fmt)
-        if self._root is not None:
-            value = numerator / (self._rest + self._root) + bias
+        if self.denominator is not None:
+            value = numerator / self.denominator + bias
             return round_fraction(value, fmt), is_tie(value, fmt)
-        for lower, upper in self._enclosures():
-            ends = {round_fraction(numerator / s + bias, fmt) for s in (lower, upper)}
-            if len(ends) == 1:
-                return ends.pop(), False
-        raise AssertionError("unreachable: the enclosures never end")
-
-    def _enclosures(self) -> Iterator[tuple[Fraction, Fraction]]:
         bits = 128
         while True:
-            lower, upper = root_enclosure(self._radicand, bits)
-            yield self._rest + lower, self._rest + upper
+            lower, upper = (round_fraction(numerator / s + bias, fmt) for s in self.enclosure(bits))
+            if lower == upper or lower is upper:  # one NaN for every overflow where the format has no inf
+                return lower, False
             bits *= 2
+
+    def enclosure(self, bits: int) -> tuple[Fraction, Fraction]:
+        """Rationals around S, at most 2**-bits of its root apart."""
+        lower, upper = root_enclosure(self._radicand, bits)
+        return self._rest + lower, self._rest + upper
 
 
 def root_enclosure(value: Fraction, bits: int) -> tuple[Fraction, Fraction]:
@@ -106,7 +108,7 @@ def root_enclosure(value: Fraction, bits: int) -> tuple[Fraction, Fraction]:
     return floor * unit, (floor + 1) * unit
 
 
-def exact_elements(p: Problem, index: tuple[Array, Array], fmt: Format) -> tuple[Array, int]:
+def exact_elements(p: Problem, index: tuple[Index, Index], fmt: Format) -> tuple[Array, int]:
     """Rounded values of the elements (rows, columns) of a problem with finite rows and S > 0, and how many were ties."""
     out, ties, row, current = np.empty(len(index[0])), 0, None, -1
     for k, (r, i) in enumerate(zip(*index, strict=True)):

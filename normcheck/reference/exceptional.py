@@ -39,7 +39,7 @@ def _finite_or(spread: Array) -> Array:
 def _classify(p: Problem) -> tuple[Array, Array]:
     """A stand-in for s2 that is zero, positive, infinite, negative or NaN where s2 is, and what is subtracted from x."""
     if p.mean is not None and p.variance is not None:
-        return p.variance, p.mean
+        return np.where(p.variance == -np.inf, np.nan, p.variance), p.mean
     statistic = p.x[:, : p.count]
     if p.standardization.center:
         finite = np.isfinite(p.x).all(axis=1)

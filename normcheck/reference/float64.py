@@ -42,19 +42,22 @@ def level0(p: Problem) -> Values:
 
     Notes
     -----
-    u = 2**-53, h = ceil(log2 N) is the height of the summation tree over the N elements of the statistic; hats mark computed values.
-    All factors 1 + O(h u) are covered by the factors 1.01 and 1.02 (h < 64). `in_range` keeps squares from over- and underflow.
+    u = 2**-53, h = ceil(log2 N) is the height of the summation tree over the N elements of the statistic; hats mark computed
+    values. All factors 1 + O(h u) are covered by the factors 1.01 and 1.02 (h < 64). `in_range` keeps squares from over- and
+    underflow.
 
     *Mean.* |m^ - m| <= (h+1)u A with A = mean|x| <= sqrt(m**2 + v), v the biased variance. Where m^**2 > 4 v^ the mean of c^ is
-    subtracted once more, d^ = mean(c^): the roundings of c^ cost u(|c| + |d|), those of d^ (h+1)u mean|c^|, and the error of the mean
-    becomes e = (h+3)u sqrt(v + d**2), whatever the mean of the row.
-    *Statistic.* c^ differs from x - m^ - d^ by a relative 2u and an absolute u|d|; so the root mean square of c^ is off by at most
-    2.02u rms(c^) + 1.01u|d|, its square by (5u)(v + d**2); squaring, summing and dividing add (h+2)u; the error e of the mean adds e**2 to
-    the mean square. In all |s2^ - s2| <= N/N' ((h+8)u (v + d**2) + e**2), with N' the divisor; without a mean (h+2)u s2.
-    *Denominator.* `denominator_error` with u for additions and for the root gives dS; rel = dS/S^. Rows with rel > 1/128 get no bound.
-    *Element.* n^ = c^ * RN(1/S^), then times RN(offset + w): at most 6 roundings (2 in c^, reciprocal, two products, offset + w) and
-    the error of the mean: |w n - w n^| <= |w|(|n^|(1.02 rel + 6.12u) + 1.02 e/S^); the addition of b rounds once more. Products may
-    underflow: 2**-1070(1 + |w|) more.
+    subtracted once more, d^ = mean(c^): the roundings of c^ cost u(|c| + |d|), those of d^ (h+1)u mean|c^|, and the error of the
+    mean becomes e = (h+3)u sqrt(v + d**2), whatever the mean of the row.
+    *Statistic.* c^ differs from x - m^ - d^ by a relative 2u and an absolute u|d|; so the root mean square of c^ is off by at
+    most 2.02u rms(c^) + 1.01u|d|, its square by (5u)(v + d**2); squaring, summing and dividing add (h+2)u; the error e of the
+    mean adds e**2 to the mean square. In all |s2^ - s2| <= N/N' ((h+8)u (v + d**2) + e**2), with N' the divisor; without a mean
+    (h+2)u s2.
+    *Denominator.* `denominator_error` with u for additions and for the root gives dS; rel = dS/S^. Rows with rel > 1/128 get no
+    bound.
+    *Element.* n^ = c^ * RN(1/S^), then times RN(offset + w): at most 6 roundings (2 in c^, reciprocal, two products, offset + w)
+    and the error of the mean: |w n - w n^| <= |w|(|n^|(1.02 rel + 6.12u) + 1.02 e/S^); the addition of b rounds once more.
+    Products may underflow: 2**-1070(1 + |w|) more.
     """
     with np.errstate(all="ignore"):
         m = moments(p)
@@ -117,7 +120,7 @@ def _centred_moments(p: Problem) -> Moments:
 
 
 def recentre(x: Array, mean: Array) -> tuple[Array, Array, Array]:
-    """A first mean (the element itself where all are equal, which makes all that follows exact), the mean of what is left, and c."""
+    """A first mean (the element itself where all are equal: all that follows is then exact), the mean of what is left, and c."""
     first = np.where((x == x[:, :1]).all(axis=1), x[:, 0], mean)
     c = x - first[:, None]
     shift = tree_sum(c) / float(x.shape[1])

@@ -36,9 +36,9 @@ def reference(
     (``"storage"``) or to the compute dtype (``"compute"``); and for ``cast="before_weight"`` the standardized value to x's dtype,
     after which ``(offset + w) * n + b`` is exact until its one rounding.
 
-    Any finite input is exact, whatever its size. An Inf or a NaN in a row, zero spread without eps, and weights that are not finite
-    follow the rules in `normcheck.reference.exceptional`; a zero or constant row with eps > 0 gives exactly the bias (centred) or
-    the formula's value. What exceeds the format's largest value becomes inf, or NaN where the format has none.
+    Any finite input is exact, whatever its size. An Inf or a NaN in a row, zero spread without eps, and weights that are not
+    finite follow the rules in `normcheck.reference.exceptional`; a zero or constant row with eps > 0 gives exactly the bias
+    (centred) or the formula's value. What exceeds the format's largest value becomes inf, or NaN where the format has none.
 
     Parameters
     ----------
@@ -63,6 +63,8 @@ def reference(
     contract = contract or Contract()
     values = as_values("x", x)
     fmt_x = format_of(values.dtype)
+    if bias is not None and not norm.has_bias:
+        raise ValueError(f"bias is given, but should be None: {norm.name} has none")
     weight_values, bias_values = _optional("weight", weight), _optional("bias", bias)
     fmt = format_of(dtype) if dtype is not None else _output_format(contract, fmt_x, weight_values)
     fold = norm.fold(values.shape, channel_axis)
@@ -151,8 +153,6 @@ def _rounded(
 ) -> Array:
     mean, variance = statistics
     if contract.cast == "once":
-        return correctly_rounded(
-            rows, standardization, *parameters, weight_offset=offset, mean=mean, variance=variance, fmt=fmt
-        )
+        return correctly_rounded(rows, standardization, *parameters, weight_offset=offset, mean=mean, variance=variance, fmt=fmt)
     n = correctly_rounded(rows, standardization, mean=mean, variance=variance, fmt=fmt_x)
     return affine_rounded(n, problem(rows, standardization, *parameters, offset, mean, variance), fmt)

@@ -10,12 +10,12 @@ import numpy.typing as npt
 
 from normcheck.formats import Array, Format, Mask
 from normcheck.norms import Standardization
-from normcheck.reference.arithmetic import U, U2, tree_sum, two_sum
+from normcheck.reference.arithmetic import U2, U, tree_sum, two_sum
 from normcheck.reference.double_double import exponent_of, level1, power_product
 from normcheck.reference.exact import exact_elements
 from normcheck.reference.exceptional import exceptional
 from normcheck.reference.float64 import Values, in_range, level0
-from normcheck.reference.problem import Problem, problem
+from normcheck.reference.problem import Index, Problem, problem
 
 Level = Literal["float64", "double-double"]
 
@@ -32,8 +32,8 @@ class Certified:
     Attributes
     ----------
     hi, lo, err : (R, D)
-    mean, sigma, scale : (R,) to about 1e-12: the mean (0 if the norm subtracts none), sqrt(s2) and the denominator S; clipped to the
-        largest float64, NaN on rows that IEEE arithmetic decides where they have none
+    mean, sigma, scale : (R,) to about 1e-12: the mean (0 if the norm subtracts none), sqrt(s2) and the denominator S; clipped
+        to the largest float64; arbitrary on rows that IEEE arithmetic decides
     abs_mean, max_abs : (R,) mean of |x| over the elements of the statistic, and the largest |x| of the row
     """
 
@@ -101,8 +101,8 @@ def correctly_rounded(
 
     Parameters are those of `certify`, and
 
-    fmt : the format to round to
-    stats : if given, receives the counts ``elements``, ``level1`` and ``level2`` (elements that float64 and double-double could not
+    fmt : the format to round to stats : if given, receives the counts ``elements``, ``level1`` and ``level2`` (elements that
+    float64 and double-double could not
         settle) and ``ties`` among the latter
 
     Returns
@@ -180,7 +180,7 @@ def _round_block(p: Problem, fmt: Format, counts: dict[str, int]) -> Array:
     return out
 
 
-def _climb(p: Problem, rows: Array, settled: Mask, out: Array, fmt: Format, counts: dict[str, int]) -> None:
+def _climb(p: Problem, rows: Index, settled: Mask, out: Array, fmt: Format, counts: dict[str, int]) -> None:
     """Settle what float64 has left open: by IEEE rules, by double-double, by exact arithmetic."""
     hard = p.rows(rows)
     mask, ieee = exceptional(hard)
@@ -190,9 +190,9 @@ def _climb(p: Problem, rows: Array, settled: Mask, out: Array, fmt: Format, coun
     better = np.where(mask, fmt.round(ieee), better)
     proved |= mask
     open_before = ~settled[rows]
-    left = np.nonzero(open_before & ~proved)
-    better[left], ties = exact_elements(hard, left, fmt)
+    left_rows, left_columns = np.nonzero(open_before & ~proved)
+    better[left_rows, left_columns], ties = exact_elements(hard, (left_rows, left_columns), fmt)
     out[rows] = np.where(open_before, better, out[rows])
     counts["level1"] += int((open_before & ~mask).sum())
-    counts["level2"] += len(left[0])
+    counts["level2"] += len(left_rows)
     counts["ties"] += ties

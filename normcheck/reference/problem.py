@@ -20,9 +20,8 @@ class Problem:
 
     Attributes
     ----------
-    x : (R, D) float64
-    standardization : what happens to one row
-    weight, bias : (period, D) or (period, 1) or None; row r of ``x`` uses row ``(first + r) % period`` until `block` or `rows` has
+    x : (R, D) float64 standardization : what happens to one row weight, bias : (period, D) or (period, 1) or None; row r of ``x``
+    uses row ``(first + r) % period`` until `block` or `rows` has
         picked them, then row r or, if there is one only, that one
     offset : added to the weight
     mean, variance : (R,) given statistics, or None for the row's own
