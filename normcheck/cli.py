@@ -214,10 +214,10 @@ def _finish(audit: Audit | None, interrupted: bool, output: Path | None, fail_on
     from normcheck.reporters import terminal
     from normcheck.results import Outcome
 
-    if audit is not None:
+    if audit is not None and audit.results:
         console = _console()
         console.print(terminal.render(audit))
-        for name in ("report.md", "audit.json") if output is not None else ():
+        for name in ("audit.json", "report.md") if output is not None else ():
             written = reporters.write(audit, cast(Path, output) / name)
             console.print(f"Written: {written}", highlight=False, markup=False, soft_wrap=True)
     if interrupted or audit is None:
@@ -226,6 +226,7 @@ def _finish(audit: Audit | None, interrupted: bool, output: Path | None, fail_on
     counted = {Outcome.WARNED} if fail_on_warning else set()
     counted |= {Outcome.XPASSED} if strict_ledger else set()
     if outcomes <= {Outcome.SKIPPED}:
+        click.echo("Nothing was judged: no check applies to what was chosen.", err=True)
         raise click.exceptions.Exit(3)
     raise click.exceptions.Exit(0 if audit.passed and not outcomes & counted else 1)
 

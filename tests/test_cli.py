@@ -148,6 +148,25 @@ def test_interrupt_before_any_result(judged: dict[str, Any]) -> None:
     assert not Path("here").exists()
 
 
+def test_nothing_to_judge_exits_3(folder: Path) -> None:
+    """An audit that no implementation is in says so, and overwrites no report."""
+    shown = run("audit", "--implementation", "textbook.rms_norm", "--dtype", "float8_e5m2")
+    assert shown.exit_code == 3
+    assert "Nothing was judged" in shown.stderr
+    assert not (folder / "normcheck-report").exists()
+
+
+def test_json_is_written_before_the_report(judged: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """An interrupt while the plots are drawn loses no result."""
+
+    def stop(audit: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("normcheck.reporters.plots.draw", stop)
+    assert run("audit", "--framework", "numpy", "--output", "here").exit_code == 130
+    assert [path.name for path in Path("here").iterdir()] == ["audit.json"]
+
+
 def test_audit_that_cannot_run_exits_3(judged: dict[str, Any]) -> None:
     """What normcheck itself raises is one line and exit code 3, no traceback."""
     judged["returns"] = OSError("no space\nleft")
