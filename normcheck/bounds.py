@@ -118,8 +118,9 @@ class RowErrors:
         if self.given or not self.standardization.center:
             return np.zeros(len(self.rows))
         u, cert, adds = self.compute.u, self.certified, allowed.height + 1
-        error = cert.abs_mean * adds * u + math.ceil(adds / 2) * self.compute.min_subnormal
-        return (error + 3 * u * cert.max_abs * allowed.merges) / cert.scale
+        # quotients first: products with u of values near the float64 limits would underflow
+        relative = cert.abs_mean / cert.scale * (adds * u) + cert.max_abs / cert.scale * (3 * u * allowed.merges)
+        return relative + math.ceil(adds / 2) * self.compute.min_subnormal / cert.scale
 
     def judged(self) -> Mask:
         """Which rows can be judged by the bound, (R,): finite, with sums of squares in the compute format's range (S**2 at least
@@ -146,7 +147,7 @@ class RowErrors:
         applied = np.zeros_like(self.rows)
         if std.center:
             twice = 2 if self.given else 1
-            applied = u * (np.abs(self.rows) + twice * np.abs(cert.mean)[:, None]) / cert.scale[:, None]
+            applied = (np.abs(self.rows) + twice * np.abs(cert.mean)[:, None]) / cert.scale[:, None] * u
         return tau[:, None] + applied + np.abs(self._normalized()) * gain[:, None]
 
     def _phi(self, share: Array) -> Array:
@@ -235,7 +236,7 @@ def distance(output: Array, certified: Certified, fmt: Format) -> Array:
         return np.where(np.isfinite(output), finite, np.where(np.isnan(output), np.inf, beyond))
 
 
-def judge(output: Array, certified: Certified, bound: Array, fmt: Format, judged: Mask) -> Judgement:
+def judge(output: Array, certified: Certified, bound: Array, fmt: Format, judged: Mask, gap: Array | None = None) -> Judgement:
     """Hold outputs against the exact values: conforming iff RN(y - E) <= output <= RN(y + E), that is distance/E <= 1.
 
     Parameters
@@ -245,9 +246,10 @@ def judge(output: Array, certified: Certified, bound: Array, fmt: Format, judged
     bound : E, (R, D)
     fmt : the output's format
     judged : rows that the bound covers, (R,); elements whose bound or value is not finite or that can overflow are left out
+    gap : `distance` of the outputs, where it is known already
     """
     with np.errstate(all="ignore"):
-        gap = distance(output, certified, fmt)
+        gap = distance(output, certified, fmt) if gap is None else gap
         value = np.abs(certified.hi)
         covered = judged[:, None] & np.isfinite(bound) & np.isfinite(certified.hi) & (value + bound <= fmt.max)
         ratio = np.where(gap > 0, np.where(bound > 0, gap / bound, np.inf), 0.0)

@@ -97,15 +97,9 @@ class Context:
         return True
 
     @property
-    def takes_weight(self) -> bool:
-        """Whether the implementation is given a weight."""
-        return self.implementation.affine and (self.implementation.module is not None or "weight" in self.implementation.passes)
-
-    @property
-    def takes_bias(self) -> bool:
-        """Whether the implementation is given a bias."""
-        taken = self.implementation.module is not None or "bias" in self.implementation.passes
-        return self.norm.has_bias and self.implementation.affine and taken
+    def layout(self) -> str:
+        """How x lies in memory where a check does not say."""
+        return self.implementation.layouts[0]
 
     @property
     def parameter_format(self) -> Format:
@@ -121,16 +115,19 @@ class Context:
         """
         groups = getattr(self.norm, "num_groups", 1)
         whole = max(groups, rows // groups * groups)
-        try:
-            shape = self.norm.shape_of(whole, width, rank, self.implementation.channel_axis)
-        except ValueError as error:
-            raise SkipCaseError(str(error)) from None
-        refused = self.implementation.refuses(shape)
-        if refused:
-            raise SkipCaseError(refused)
-        return shape
+        refused = "no rank fits"
+        for tried in (rank,) if rank is not None else (None, 2, 3, 4, 5):
+            try:
+                shape = self.norm.shape_of(whole, width, tried, self.implementation.channel_axis)
+            except ValueError as error:
+                refused = str(error)
+                continue
+            refused = self.implementation.refuses(shape) or ""
+            if not refused:
+                return shape
+        raise SkipCaseError(refused)
 
-    def case(self, regime: str, shape: tuple[int, ...], layout: str = "contiguous") -> Case:
+    def case(self, regime: str, shape: tuple[int, ...], layout: str | None = None) -> Case:
         """The case of a regime in this context, with random weights and biases as far as they are taken."""
         return regime_case(
             self.norm,
@@ -140,10 +137,10 @@ class Context:
             self.dtype,
             weight_dtype=self.implementation.weight_dtype,
             channel_axis=self.implementation.channel_axis,
-            layout=layout,
+            layout=layout or self.layout,
             device=self.device,
-            weighted=self.takes_weight,
-            biased=self.takes_bias,
+            weighted=self.implementation.takes("weight"),
+            biased=self.implementation.takes("bias"),
             training=self.training,
             seed=self.seed,
         )
@@ -154,15 +151,16 @@ class Context:
         fold = norm.fold(shape, self.implementation.channel_axis)
         size, fmt = norm.parameter_size(fold), self.parameter_format
         weight = None
-        if self.takes_weight:
+        if self.implementation.takes("weight"):
             weight = weights(size, fmt, self.seed, norm.weight_offset) if affine else np.full(size, 1.0 - norm.weight_offset)
         inputs = Inputs(
             x=rows,
             weight=weight,
-            bias=np.zeros(size) if self.takes_bias else None,
+            bias=np.zeros(size) if self.implementation.takes("bias") else None,
             dtype=self.dtype,
             weight_dtype=self.implementation.weight_dtype,
             device=self.device,
+            layout=self.layout,
             training=self.training,
         )
         return make_case(norm, numerics(self.implementation.contract), fold, rows, with_statistics(inputs, norm, fold, rows))
@@ -191,7 +189,7 @@ class Context:
             outcome=outcome,
             device=self.device,
             message=message,
-            **values,
+            **{"layout": self.layout, **values},
         )
 
 

@@ -15,6 +15,7 @@ from normcheck.bounds import (
     Judgement,
     RowErrors,
     classes_of,
+    distance,
     judge,
     judge_before_weight,
 )
@@ -86,7 +87,7 @@ class Case:
         return inner * self.certified.hi + (0.0 if bias is None else bias)
 
     def rounding(self, output: Array) -> Array:
-        """What rounding to storage adds to E, (R, D): half an ulp of the output; with an inner cast, |w| times half one of n too."""
+        """What rounding to storage adds to E, (R, D): half an ulp of the output; with an inner cast |w| times half one of n."""
         half = 0.5 * self.out_format.ulp(output)
         weight, _ = self.affine
         if not self.inner_cast or weight is None:
@@ -107,11 +108,16 @@ class Case:
         """E of the class, (R, D)."""
         return self._bounds[name]
 
-    def judge(self, output: Array, name: ClassName) -> Judgement:
-        """Hold output rows (R, D) against the bound of a class."""
+    def verdicts(self, output: Array) -> dict[ClassName, Judgement]:
+        """Hold output rows (R, D) against the bound of every class."""
+        gap = None if self.inner_cast else distance(output, self.certified, self.out_format)
+        return {name: self.judge(output, name, gap) for name in self.classes}
+
+    def judge(self, output: Array, name: ClassName, gap: Array | None = None) -> Judgement:
+        """Hold output rows (R, D) against the bound of a class; ``gap`` as for `normcheck.bounds.judge`."""
         judged, bound = self.errors.judged(), self.bound(name)
         if not self.inner_cast:
-            return judge(output, self.certified, bound, self.out_format, judged)
+            return judge(output, self.certified, bound, self.out_format, judged, gap)
         weight, bias = self.affine
         assert weight is not None
         return judge_before_weight(output, self.certified, bound, weight, bias, self.x_format, self.out_format, judged)

@@ -72,7 +72,8 @@ def _literals(name: str, array: Array) -> list[str]:
 
 
 def _packed(name: str, array: Array) -> list[str]:
-    narrow = array.astype(np.float32)
+    with np.errstate(over="ignore"):
+        narrow = array.astype(np.float32)
     dtype = "float32" if np.array_equal(narrow.astype(np.float64), array, equal_nan=True) else "float64"
     text = base64.b85encode(zlib.compress(array.astype(dtype).tobytes(), 9)).decode()
     parts = [f"    {text[i : i + 110]!r}" for i in range(0, len(text), 110)]

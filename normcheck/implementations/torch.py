@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -118,6 +118,9 @@ _TREE = Contract()
 _GIVEN = InstanceNorm(track_running_stats=True)
 _BATCH_ARGUMENTS = ("x", *_RUNNING, *_AFFINE, "training", "momentum", "eps")
 _WIDE_ROWS = range(2, 2**62)
+# another memory format is another kernel: a row of its own, with a grade of its own
+_LAST: dict[str, Any] = {"layouts": ("channels_last",), "ranks": (4,)}
+_CHANNELS_LAST: dict[str, Any] = {"label": ["channels_last"], **_LAST}
 
 
 def builtins() -> Iterator[Implementation]:
@@ -127,12 +130,13 @@ def builtins() -> Iterator[Implementation]:
     yield _function("rms_norm", RMSNorm(), ("x", "normalized_shape", "weight", "eps"))
     yield _module("RMSNorm", RMSNorm(), ("normalized_shape", "eps"))
     yield _function("normalize", L2Norm(), ("x", 2.0, -1, "eps"), affine=False, dtypes=FLOATS[:2])
-    layouts = ("contiguous", "channels_last")
-    yield _function("group_norm", GroupNorm(4), ("x", "num_groups", *_AFFINE, "eps"), contract=_MERGE, layouts=layouts)
-    yield _module("GroupNorm", GroupNorm(4), ("num_groups", "num_channels", "eps"), contract=_MERGE, layouts=layouts)
+    for place in ({}, _CHANNELS_LAST):
+        yield _function("group_norm", GroupNorm(4), ("x", "num_groups", *_AFFINE, "eps"), contract=_MERGE, **place)
+        yield _module("GroupNorm", GroupNorm(4), ("num_groups", "num_channels", "eps"), contract=_MERGE, **place)
     yield from _modes(_function, "batch_norm", BatchNorm(), _BATCH_ARGUMENTS)
     yield from _modes(_module, "BatchNorm1d", BatchNorm(), ("num_features", "eps", "momentum"), ranks=(2, 3))
-    yield from _modes(_module, "BatchNorm2d", BatchNorm(), ("num_features", "eps", "momentum"), ranks=(4,), layouts=layouts)
+    yield from _modes(_module, "BatchNorm2d", BatchNorm(), ("num_features", "eps", "momentum"), ranks=(4,))
+    yield from _modes(_module, "BatchNorm2d", BatchNorm(), ("num_features", "eps", "momentum"), mark=["channels_last"], **_LAST)
     yield from _modes(_function, "instance_norm", InstanceNorm(), _BATCH_ARGUMENTS, given=_GIVEN)
     settings = ("num_features", "eps", "momentum", "affine", "track_running_stats")
     yield from _modes(_module, "InstanceNorm2d", InstanceNorm(), settings, given=_GIVEN, ranks=(4,))
@@ -144,6 +148,7 @@ def _modes(
     norm: Norm,
     settings: tuple[str, ...],
     given: Norm | None = None,
+    mark: Sequence[str] = (),
     **options: Any,
 ) -> Iterator[Implementation]:
     """Own and given statistics, each with parameters in the input's dtype and in float32.
@@ -152,7 +157,7 @@ def _modes(
     """
     for training in (True, False):
         chosen = given if given is not None and not training else norm
-        mode = [] if given is not None and training else ["train" if training else "eval"]
+        mode = [*([] if given is not None and training else ["train" if training else "eval"]), *mark]
         own = {**options, "training": training if chosen.has_running else None, "widths": _WIDE_ROWS if training else None}
         yield row(path, chosen, settings, label=mode, **own)
         yield row(path, chosen, settings, label=[*mode, "float32 parameters"], dtypes=HALVES, weight_dtype="float32", **own)
