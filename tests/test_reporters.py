@@ -116,6 +116,15 @@ def test_each_outcome_has_its_section(audit: Any) -> None:
     )
 
 
+def test_shortest_witness_is_shown(audit: Any) -> None:
+    """Of all witnesses of a finding, a reader sees the one that is shortest to paste."""
+    failed = next(r for r in audit.results if r.outcome is Outcome.FAILED)
+    longer = dataclasses.replace(failed, error=9.0, witness=dataclasses.replace(failed.witness, snippet="long\n" * 99))
+    page = _section(reporters.render(dataclasses.replace(audit, results=(longer, failed)), ".md"), "Errors")
+    assert "lib.group_norm(np.ones(4))" in page
+    assert "long" not in page
+
+
 def test_twins_are_one_finding(audit: Any) -> None:
     """Implementations that show the very same, as a module and its function do, share one finding."""
     warned = next(r for r in audit.results if r.outcome is Outcome.WARNED)

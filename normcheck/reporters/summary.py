@@ -65,8 +65,9 @@ class Finding:
 
     @property
     def witness(self) -> Witness | None:
-        """The worst input that can be shown."""
-        return next((result.witness for result in self.results if result.witness is not None), None)
+        """The input that takes the fewest words to show."""
+        witnesses = (result.witness for result in self.results if result.witness is not None)
+        return min(witnesses, key=lambda witness: len(witness.snippet), default=None)
 
     @property
     def dtypes(self) -> tuple[str, ...]:
