@@ -101,13 +101,10 @@ def test_weights_that_are_not_finite_follow_ieee() -> None:
             )
 
 
-def enclosure(p: ExactRow, i: int, weight: float, bias: float) -> tuple[Fraction, Fraction]:
+def enclosure(row: ExactRow, i: int, weight: float, bias: float) -> tuple[Fraction, Fraction]:
     """Rationals around weight * n_i + bias, 2**-256 relative to its terms apart."""
-    if p.denominator is not None:
-        value = Fraction(weight) * p.c(i) / p.denominator + Fraction(bias)
-        return value, value
-    lower, upper = p.enclosure(256)
-    ends = sorted(Fraction(weight) * p.c(i) / s + Fraction(bias) for s in (lower, upper))
+    roots = (row.root, row.root) if row.root is not None else row.enclosure(256)
+    ends = sorted(Fraction(weight) * row.c(i) / (row.rest + root) + Fraction(bias) for root in roots)
     return ends[0], ends[1]
 
 
@@ -236,7 +233,7 @@ def test_results_do_not_depend_on_blocks(name: str, monkeypatch: pytest.MonkeyPa
     s = LayerNorm().standardization
     whole, certified = correctly_rounded(rows, s, weight, fmt=FORMATS[name]), certify(rows, s, weight)
     for block in (1, 30, 100):
-        monkeypatch.setattr(ladder, "_BLOCK", block)
+        monkeypatch.setattr(ladder, "BLOCK", block)
         assert correctly_rounded(rows, s, weight, fmt=FORMATS[name]).tobytes() == whole.tobytes()
         again = certify(rows, s, weight)
         assert all(getattr(again, part).tobytes() == getattr(certified, part).tobytes() for part in ("hi", "lo", "err", "scale"))

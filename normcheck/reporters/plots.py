@@ -76,8 +76,13 @@ def _ulp_by_regime(audit: Judged) -> Drawing | None:
     size = (3.0 + CELL[0] * len(regimes) * len(dtypes), 1.8 + CELL[1] * len(names))
     figure = Figure(figsize=size, layout="constrained", dpi=DPI)
     for axes, dtype in zip(figure.subplots(1, len(dtypes), sharey=True, squeeze=False)[0], dtypes, strict=True):
-        table = [[errors.get((name, dtype), {}).get(regime, math.nan) for regime in regimes] for name in names]
-        image = axes.imshow(table, norm=LogNorm(0.5, WORST, clip=True), cmap="cividis_r", aspect="auto")
+        table = [[errors.get((name, dtype), {}).get(regime) for regime in regimes] for name in names]
+        image = axes.imshow(
+            [[_colour(ulp) for ulp in line] for line in table],
+            norm=LogNorm(0.5, WORST, clip=True),
+            cmap="cividis_r",
+            aspect="auto",
+        )
         axes.set_title(dtype, fontsize=9)
         axes.set_xticks(range(len(regimes)), regimes, rotation=90, fontsize=7)
         axes.set_yticks(range(len(names)), map(_label, names), fontsize=7, parse_math=False)
@@ -90,16 +95,23 @@ def _ulp_by_regime(audit: Judged) -> Drawing | None:
     return Drawing("ulp-by-regime", "Error in ulp by regime", caption, _png(figure))
 
 
-def _write_values(axes: Any, table: Sequence[Sequence[float]]) -> None:
+def _colour(ulp: float | None) -> float:
+    """What the colour stands for: nothing where nothing was measured, the worst for an output that is NaN."""
+    return math.nan if ulp is None else min(ulp, WORST) if ulp == ulp else WORST
+
+
+def _write_values(axes: Any, table: Sequence[Sequence[float | None]]) -> None:
     for line, values in enumerate(table):
         for column, value in enumerate(values):
-            if not math.isnan(value):
-                colour = "white" if value > math.sqrt(0.5 * WORST) else "black"
-                axes.text(column, line, _short(value), ha="center", va="center", fontsize=5, color=colour)
+            if value is not None:
+                ink = "black" if _colour(value) < math.sqrt(0.5 * WORST) else "white"
+                axes.text(column, line, _short(value), ha="center", va="center", fontsize=5, color=ink)
 
 
 def _short(value: float) -> str:
     """A figure in at most four characters."""
+    if value >= 1e100:
+        return ">e99"
     if value >= 1000:
         return f"{value:.0e}".replace("e+0", "e").replace("e+", "e")
     return f"{value:.1f}" if value < 9.95 else f"{value:.0f}"
@@ -112,7 +124,7 @@ def _outlier_curve(audit: Judged) -> Drawing | None:
 
     def panel(axes: Any, name: str) -> None:
         chosen = _of(results, name)
-        expected = sorted((x, y) for result in chosen for x, y in result.series.get("expected", ()) if y >= UNSEEN)
+        expected = [(x, y) for x, y in _merged(chosen, "expected") if y >= UNSEEN]
         _line(axes, expected, "-", "closed form")
         for result in chosen:
             seen = {x for x, _ in expected} or {x for x, _ in result.series["measured"]}
@@ -132,9 +144,10 @@ def _eps_placement_curve(audit: Judged) -> Drawing | None:
         return None
 
     def panel(axes: Any, name: str) -> None:
-        for result in _of(results, name):
-            for placement, style in PLACEMENTS.items():
-                _line(axes, result.series.get(placement, ()), style, placement)
+        chosen = _of(results, name)
+        for placement, style in PLACEMENTS.items():
+            _line(axes, _merged(chosen, placement), style, placement)
+        for result in chosen:
             _points(axes, result.series["measured"], result.dtype)
 
     caption = "Spread of the row over the denominator, measured, and what each placement of the claimed eps would give as lines."
@@ -211,6 +224,11 @@ def _with_curves(audit: Judged, check: str) -> tuple[Result, ...]:
             first.setdefault((result.implementation, result.dtype), result)
     widest = summary.dtypes(audit)
     return tuple(sorted(first.values(), key=lambda result: widest.index(result.dtype)))
+
+
+def _merged(results: Iterable[Result], curve: str) -> list[tuple[float, float]]:
+    """One curve from those of all dtypes, which differ only in where they were sampled."""
+    return sorted({point for result in results for point in result.series.get(curve, ())})
 
 
 def _of(results: Iterable[Result], name: str) -> list[Result]:

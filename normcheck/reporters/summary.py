@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from normcheck.formats import FORMATS
+from normcheck.regimes import REGIMES
 from normcheck.results import Outcome, Result, Witness
 
 K = TypeVar("K")
@@ -178,8 +179,8 @@ def skips(audit: Judged) -> tuple[Skip, ...]:
 
 
 def regimes(audit: Judged) -> tuple[str, ...]:
-    """The regimes in which an error in ulp was measured, in the order of the audit."""
-    return _ordered(result.regime for result in audit.results if "ulp" in result.measures)
+    """The regimes in which an error in ulp was measured, in their own order."""
+    return _ordered((result.regime for result in audit.results if "ulp" in result.measures), tuple(REGIMES))
 
 
 def ulps(audit: Judged) -> tuple[Errors, ...]:
