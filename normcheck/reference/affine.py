@@ -10,8 +10,8 @@ from normcheck.formats import Array, Format, Mask
 from normcheck.reference import arithmetic as dd
 from normcheck.reference.arithmetic import U2
 from normcheck.reference.exact import parameter, round_fraction
-from normcheck.reference.ladder import settle
 from normcheck.reference.problem import Problem
+from normcheck.reference.rungs import Triple, settle
 
 _LARGE = 2.0**480
 _SMALL = 2.0**-400
@@ -39,7 +39,7 @@ def affine_rounded(n: Array, p: Problem, fmt: Format) -> Array:
         bias = zero if p.bias is None else zero + p.bias
         hi, lo = dd.add_double(product, bias)
         safe = np.logical_and.reduce([_moderate(n), _moderate(weight[0]), _moderate(bias)])
-        value, settled = settle(hi, lo, 7.1 * U2 * np.abs(product[0]) + 2.1 * U2 * np.abs(hi), fmt)
+        value, settled = settle(Triple(hi, lo, 7.1 * U2 * np.abs(product[0]) + 2.1 * U2 * np.abs(hi)), fmt)
         ieee = n * weight[0] + bias
         finite = np.isfinite(n) & np.isfinite(weight[0]) & np.isfinite(bias)
         value = np.where(finite, value, fmt.round(ieee))

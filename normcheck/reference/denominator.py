@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from normcheck.formats import Array
+from normcheck.formats import Array, Mask
 from normcheck.norms import EpsPlacement
 
 
@@ -38,12 +38,12 @@ def denominator_error(spread: Array, error: Array, eps: float | Array, placement
     """
     if placement == "inside":
         total = spread + eps
-        return 1.01 * (_root_error(total, error + add * total) + root * np.sqrt(total))
+        return 1.01 * (root_error(total, error + add * total) + root * np.sqrt(total))
     if placement == "max_inside":
         floored = np.maximum(spread, eps)
-        return 1.01 * (_root_error(floored, _floored_error(spread, error, eps)) + root * np.sqrt(floored))
+        return 1.01 * (root_error(floored, _floored_error(spread, error, eps)) + root * np.sqrt(floored))
     sigma = np.sqrt(spread)
-    off = _root_error(spread, error) + root * sigma
+    off = root_error(spread, error) + root * sigma
     if placement == "outside":
         off = off + add * (sigma + eps)
     if placement == "max":
@@ -51,7 +51,8 @@ def denominator_error(spread: Array, error: Array, eps: float | Array, placement
     return 1.01 * off
 
 
-def _root_error(value: Array, error: Array) -> Array:
+def root_error(value: Array, error: Array) -> Array:
+    """Bound on how far the root of a value lies from that of a number within ``error`` of it."""
     lower = np.sqrt(np.maximum(value - error, 0.0))
     close = np.divide(error, np.sqrt(value) + lower, out=np.zeros_like(value), where=value > 0)
     return np.where(error <= value, close, np.sqrt(error))
@@ -60,3 +61,27 @@ def _root_error(value: Array, error: Array) -> Array:
 def _floored_error(value: Array, error: Array, floor: float | Array) -> Array:
     off = 1.01 * error
     return np.where(value + off < floor, 0.0, off)
+
+
+def bend(
+    spread: Array, error: Array, relative: Array, eps: float | Array, placement: EpsPlacement, root: float
+) -> tuple[Mask, Array]:
+    """Where S moves with s2, and a bound on the relative error of T in dS/d(s2) = 1/(2 T): inf where one cannot tell.
+
+    T is S, or sqrt(s2) for eps placed ``outside``. max(., eps) does not move below eps; at equality it moves.
+
+    Parameters
+    ----------
+    spread, error : s2 as computed, and a bound on its absolute error
+    relative : that on the relative error of S
+    root : relative error of a square root
+    """
+    if placement not in ("outside", "max", "max_inside"):
+        return np.ones(spread.shape, bool), relative
+    sigma = np.sqrt(spread)
+    off = root_error(spread, error) + root * sigma
+    if placement == "outside":
+        moves = (spread > 0) | (error > 0)
+        return moves, np.where(moves, 1.01 * off / sigma, 0.0)
+    value, slack = (sigma, off) if placement == "max" else (spread, error)
+    return value >= eps, np.where(np.abs(value - eps) <= 1.01 * slack, np.inf, relative)

@@ -14,13 +14,13 @@ from normcheck.reference.denominator import denominator_error
 from normcheck.reference.float64 import Values
 from normcheck.reference.problem import Problem
 
-_LOST = 2.0**-1070
+LOST = 2.0**-1070
 _SMALL = 2.0**-900
-_ROOT = 3.2 * U2
-_ADD = 3.1 * U2
+ROOT = 3.2 * U2
+ADD = 3.1 * U2
 
 
-class _Moments(NamedTuple):
+class ScaledMoments(NamedTuple):
     """Level 1's statistics: mean in units of 2**exponent, c in those of 2**exponent, s2 in those of 4**spread_exponent."""
 
     mean: Array
@@ -30,6 +30,18 @@ class _Moments(NamedTuple):
     spread_exponent: Array
     mean_error: Array
     spread_error: Array
+
+
+class Denominator(NamedTuple):
+    """S, at least 1/2, and 1/S, s2 and eps in units of 2**exponent or 4**exponent, with the errors of S (relative) and s2."""
+
+    scale: DD
+    inverse: DD
+    relative: Array
+    exponent: Array
+    spread: DD
+    spread_error: Array
+    eps: Array
 
 
 def level1(p: Problem) -> Values:
@@ -53,20 +65,25 @@ def level1(p: Problem) -> Values:
     of y.
     """
     with np.errstate(all="ignore"):
-        m = _moments(p)
-        eps, placement = p.standardization.eps, p.standardization.placement
-        scale, exponent, off = _denominator(m, eps, placement)
-        relative = off / scale[0]
-        gain = np.where(relative <= 1 / 128, 1.02 * (relative + 33 * U2), np.inf)[:, None]
-        inverse = dd.divide((np.ones_like(scale[0]), np.zeros_like(scale[0])), scale)
-        n = dd.multiply(m.c, (inverse[0][:, None], inverse[1][:, None]))
-        err = np.abs(n[0]) * gain + (1.02 * m.mean_error * inverse[0])[:, None] + _underflow(n[0], m.c[0] != 0)
-        hi, lo, err = _affine(p, n, err, m.exponent - exponent)
+        m, d = statistics(p)
+        n = dd.multiply(m.c, row(d.inverse))
+        err = np.abs(n[0]) * (1.02 * (d.relative + 33 * U2))[:, None] + (1.02 * m.mean_error * d.inverse[0])[:, None]
+        hi, lo, err = _affine(p, n, err + underflow(n[0], m.c[0] != 0), m.exponent - d.exponent)
         largest = np.finfo(np.float64).max
-        sigma = np.ldexp(np.sqrt(m.spread[0]), m.spread_exponent)
-        return Values(
-            hi, lo, err, np.ldexp(m.mean, m.exponent), *(np.minimum(a, largest) for a in (sigma, np.ldexp(scale[0], exponent)))
-        )
+        sigma = np.minimum(np.ldexp(np.sqrt(m.spread[0]), m.spread_exponent), largest)
+        scale = np.minimum(np.ldexp(d.scale[0], d.exponent), largest)
+        return Values(hi, lo, err, np.ldexp(m.mean, m.exponent), sigma, scale)
+
+
+def statistics(p: Problem) -> tuple[ScaledMoments, Denominator]:
+    """ScaledMoments and denominators of the rows, see `level1`."""
+    m = _moments(p)
+    return m, _denominator(m, p.standardization.eps, p.standardization.placement)
+
+
+def row(a: DD) -> DD:
+    """One number per row, to be met by all elements."""
+    return a[0][:, None], a[1][:, None]
 
 
 def exponent_of(largest: Array) -> Array:
@@ -78,7 +95,7 @@ def scale_by(x: Array, exponent: Array) -> tuple[Array, Array]:
     """Rows times 2**exponent, and a bound per row on what underflow took."""
     scaled = power_product(x, exponent[:, None])
     lossless = (power_product(scaled, -exponent[:, None]) == x).all(axis=1)
-    return scaled, np.where(lossless, 0.0, _LOST)
+    return scaled, np.where(lossless, 0.0, LOST)
 
 
 def power_product(x: Array, exponent: Array) -> Array:
@@ -87,7 +104,7 @@ def power_product(x: Array, exponent: Array) -> Array:
     return (x * np.ldexp(1.0, half)) * np.ldexp(1.0, exponent - half)
 
 
-def _moments(p: Problem) -> _Moments:
+def _moments(p: Problem) -> ScaledMoments:
     largest = np.abs(p.x).max(axis=1, initial=0.0)
     if p.mean is not None and p.variance is not None:
         return _given_moments(p, p.mean, p.variance, np.maximum(largest, np.abs(p.mean)))
@@ -98,17 +115,17 @@ def _moments(p: Problem) -> _Moments:
     return _uncentred_moments(p, x, exponent, lost)
 
 
-def _given_moments(p: Problem, mean: Array, variance: Array, largest: Array) -> _Moments:
+def _given_moments(p: Problem, mean: Array, variance: Array, largest: Array) -> ScaledMoments:
     exponent = exponent_of(largest)
     x, lost = scale_by(np.concatenate([p.x, mean[:, None]], axis=1), -exponent)
     c = dd.two_sum(x[:, :-1], -x[:, -1:])
     half = _half(exponent_of(variance))
     spread = np.ldexp(variance, -2 * half)
     zero = np.zeros_like(mean)
-    return _Moments(x[:, -1], c, exponent, (spread, zero), half, 2 * lost, zero)
+    return ScaledMoments(x[:, -1], c, exponent, (spread, zero), half, 2 * lost, zero)
 
 
-def _centred_moments(p: Problem, x: Array, exponent: Array, lost: Array) -> _Moments:
+def _centred_moments(p: Problem, x: Array, exponent: Array, lost: Array) -> ScaledMoments:
     width, h = float(p.width), height(p.width)
     rough = tree_sum(x) / width
     first = np.where((p.x == p.x[:, :1]).all(axis=1), x[:, 0], rough)
@@ -120,10 +137,10 @@ def _centred_moments(p: Problem, x: Array, exponent: Array, lost: Array) -> _Mom
     error = 1.02 * (3 * h + 4) * U2 * np.sqrt(biased + shift[0] * shift[0]) + lost
     spread = dd.divide_double(squares, np.full_like(first, p.divisor))
     spread_error = 1.02 * ((3 * h + 16) * U2 * spread[0] + width / p.divisor * (error * error + lost * np.sqrt(biased)))
-    return _Moments(first + shift[0], c, exponent, spread, exponent, error, spread_error)
+    return ScaledMoments(first + shift[0], c, exponent, spread, exponent, error, spread_error)
 
 
-def _uncentred_moments(p: Problem, x: Array, exponent: Array, lost: Array) -> _Moments:
+def _uncentred_moments(p: Problem, x: Array, exponent: Array, lost: Array) -> ScaledMoments:
     statistic, own, own_lost = x, exponent, lost
     if p.count < p.width:
         own = exponent_of(np.abs(p.x[:, : p.count]).max(axis=1))
@@ -132,11 +149,10 @@ def _uncentred_moments(p: Problem, x: Array, exponent: Array, lost: Array) -> _M
     zero = np.zeros_like(squares[0])
     spread = dd.divide_double(squares, np.full_like(zero, p.divisor))
     spread_error = 1.02 * (3 * height(p.count) + 4) * U2 * spread[0] + 2 * own_lost
-    return _Moments(zero, (x, np.zeros_like(x)), exponent, spread, own, lost, spread_error)
+    return ScaledMoments(zero, (x, np.zeros_like(x)), exponent, spread, own, lost, spread_error)
 
 
-def _denominator(m: _Moments, eps: float, placement: EpsPlacement) -> tuple[DD, Array, Array]:
-    """S in units of 2**exponent, that exponent, and the error of S in those units, in which S is at least 1/2."""
+def _denominator(m: ScaledMoments, eps: float, placement: EpsPlacement) -> Denominator:
     squared = placement in ("inside", "max_inside")
     own = m.spread_exponent + _half(exponent_of(m.spread[0]))
     of_eps = _half(exponent_of(np.asarray(eps))) if squared else exponent_of(np.asarray(eps))
@@ -144,10 +160,12 @@ def _denominator(m: _Moments, eps: float, placement: EpsPlacement) -> tuple[DD, 
     if eps > 0 and placement != "none":
         exponent = np.maximum(exponent, of_eps)
     by = 2 * (m.spread_exponent - exponent)
-    spread = (np.ldexp(m.spread[0], by), np.ldexp(m.spread[1], by))
+    spread, error = (np.ldexp(m.spread[0], by), np.ldexp(m.spread[1], by)), np.ldexp(m.spread_error, by)
     scaled = np.ldexp(eps, -2 * exponent if squared else -exponent)
-    error = denominator_error(spread[0], np.ldexp(m.spread_error, by), scaled, placement, _ADD, _ROOT)
-    return _combine(spread, scaled, placement), exponent, error
+    scale = _combine(spread, scaled, placement)
+    relative = denominator_error(spread[0], error, scaled, placement, ADD, ROOT) / scale[0]
+    inverse = dd.divide((np.ones_like(scale[0]), np.zeros_like(scale[0])), scale)
+    return Denominator(scale, inverse, np.where(relative <= 1 / 128, relative, np.inf), exponent, spread, error, scaled)
 
 
 def _half(exponent: Array) -> Array:
@@ -177,26 +195,28 @@ def _affine(p: Problem, n: DD, err: Array, exponent: Array) -> tuple[Array, Arra
         by = exponent_of(np.abs(weight[0]).max(axis=1, initial=0.0))
         w = power_product(weight[0], -by[:, None]), power_product(weight[1], -by[:, None])
         product = dd.multiply(n, w)
-        err = err * np.abs(w[0]) + _underflow(product[0], (weight[0] != 0) & (n[0] != 0)) + _lost_weight(w, weight, by)
+        err = err * np.abs(w[0]) + underflow(product[0], (weight[0] != 0) & (n[0] != 0)) + _lost_weight(w, weight, by)
         n, exponent = product, exponent + by
-    hi, lo, err = _unscale(n, err, exponent[:, None])
+    hi, lo, err = unscale(n, err, exponent[:, None])
     if p.bias is not None:
         hi, lo = dd.add_double((hi, lo), np.broadcast_to(p.bias, hi.shape))
         err = err + 2.1 * U2 * np.abs(hi)
     return hi, lo, np.where(np.isfinite(hi) & np.isfinite(lo), 1.01 * err, np.inf)
 
 
-def _underflow(product: Array, nonzero: Mask) -> Array:
-    return np.where(nonzero & (np.abs(product) < _SMALL), _LOST, 0.0)
+def underflow(product: Array, nonzero: Mask) -> Array:
+    """What a product of factors that are not 0 may have lost to underflow."""
+    return np.where(nonzero & (np.abs(product) < _SMALL), LOST, 0.0)
 
 
 def _lost_weight(w: DD, weight: DD, by: Array) -> Array:
     # the scaled |n| is at most 4
     exact = [power_product(scaled, by[:, None]) == part for scaled, part in zip(w, weight, strict=True)]
-    return np.where(exact[0] & exact[1], 0.0, _LOST)
+    return np.where(exact[0] & exact[1], 0.0, LOST)
 
 
-def _unscale(n: DD, err: Array, exponent: Array) -> tuple[Array, Array, Array]:
+def unscale(n: DD, err: Array, exponent: Array) -> tuple[Array, Array, Array]:
+    """Numbers and their errors times 2**exponent, with what underflow took."""
     hi, lo = power_product(n[0], exponent), power_product(n[1], exponent)
     exact = (power_product(hi, -exponent) == n[0]) & (power_product(lo, -exponent) == n[1])
-    return hi, lo, power_product(err, exponent) + np.where(exact, 0.0, 2 * _LOST)
+    return hi, lo, power_product(err, exponent) + np.where(exact, 0.0, 2 * LOST)

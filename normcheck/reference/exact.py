@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from functools import cached_property
 
 import numpy as np
 
@@ -38,26 +39,27 @@ def is_tie(value: Fraction, fmt: Format) -> bool:
 
 
 class ExactRow:
-    """A row's statistic as rationals: c_i, and S = rest + sqrt(radicand), rational or irrational as a whole.
+    """A row's statistic as rationals, and 1/S and its derivative as numbers a + b sqrt(t) with rational a, b and t.
 
     Parameters
     ----------
     x : (D,) finite float64
-    standardization : what happens to the row
+    standardization : what happens to the row; S must not be 0
     mean, variance : given statistics, or None
 
     Notes
     -----
-    S is rational if and only if its radicand is the square of a rational. Then y = w c/S + b is rational and rounded at once,
-    ties included. Otherwise y is irrational where w c is not 0, lies on no midpoint, and an enclosure of S that is tight enough
-    decides.
+    Every element of a norm and of its gradient is some a + b sqrt(t). Where t is the square of a rational, b is taken into a.
+    Otherwise the number is rational only if b = 0, and then rounded at once, ties included; or it is irrational, lies on no
+    midpoint, and an enclosure of the root that is tight enough decides.
     """
 
     def __init__(
         self, x: Array, standardization: Standardization, mean: float | None = None, variance: float | None = None
     ) -> None:
-        """Compute the statistic; S must not be 0."""
         values, self._unit = _integers(x)
+        self.standardization = standardization
+        self.given = mean is not None
         width, count = len(values), standardization.count(len(values))
         if mean is not None and variance is not None:
             center = Fraction(mean) / self._unit
@@ -69,33 +71,60 @@ class ExactRow:
             self._c = [self._over * v - total for v in values]
             squares = sum(c * c for c in self._c[:count])
             spread = Fraction(squares, standardization.divisor(width)) * (self._unit / self._over) ** 2
-        self._rest, self._radicand = _denominator(spread, Fraction(standardization.eps), standardization.placement)
-        root = _rational_root(self._radicand)
-        self.denominator = None if root is None else self._rest + root
+        self.spread = spread
+        self.rest, self.radicand = _denominator(spread, Fraction(standardization.eps), standardization.placement)
+        self.root = _rational_root(self.radicand)
+        self._enclosures: dict[int, tuple[Fraction, Fraction]] = {}
 
     def c(self, i: int) -> Fraction:
         """x_i less the mean, exactly."""
         return self._c[i] * self._unit / self._over
 
+    @cached_property
+    def inverse(self) -> tuple[Fraction, Fraction]:
+        """1/S as (a, b)."""
+        if self.root is not None:
+            return 1 / (self.rest + self.root), Fraction(0)
+        off = self.rest**2 - self.radicand
+        return self.rest / off, -1 / off
+
+    @cached_property
+    def bend(self) -> tuple[Fraction, Fraction]:
+        """1/(S**2 T) as (a, b), where dS/d(s2) = 1/(2T); 0 where S does not move with s2 or the row is constant."""
+        eps, placement, zero = Fraction(self.standardization.eps), self.standardization.placement, Fraction(0)
+        still = {"max": self.spread < eps**2, "max_inside": self.spread < eps}.get(placement, False)
+        if self.given or still or self.spread == 0:
+            return zero, zero
+        if self.root is not None:
+            scale = self.rest + self.root
+            return 1 / (scale**2 * (self.root if placement == "outside" else scale)), zero
+        if placement != "outside":
+            return zero, 1 / self.radicand**2
+        off = (eps**2 - self.spread) ** 2
+        return -2 * eps / off, (eps**2 + self.spread) / (self.spread * off)
+
     def element(self, i: int, weight: Fraction, bias: Fraction, fmt: Format) -> tuple[float, bool]:
         """weight * c_i/S + bias rounded to the format, and whether it was a tie."""
         numerator = weight * self.c(i)
-        if numerator == 0:
-            return round_fraction(bias, fmt), is_tie(bias, fmt)
-        if self.denominator is not None:
-            value = numerator / self.denominator + bias
-            return round_fraction(value, fmt), is_tie(value, fmt)
+        a, b = self.inverse
+        return self.rounded(numerator * a + bias, numerator * b, fmt)
+
+    def rounded(self, a: Fraction, b: Fraction, fmt: Format) -> tuple[float, bool]:
+        """The number a + b sqrt(t) rounded to the format, and whether it was a tie."""
+        if b == 0:
+            return round_fraction(a, fmt), is_tie(a, fmt)
         bits = 128
         while True:
-            lower, upper = (round_fraction(numerator / s + bias, fmt) for s in self.enclosure(bits))
+            lower, upper = (round_fraction(a + b * root, fmt) for root in self.enclosure(bits))
             if lower == upper or lower is upper:  # one NaN for every overflow where the format has no inf
                 return lower, False
             bits *= 2
 
     def enclosure(self, bits: int) -> tuple[Fraction, Fraction]:
-        """Rationals around S, at most 2**-bits of its root apart."""
-        lower, upper = root_enclosure(self._radicand, bits)
-        return self._rest + lower, self._rest + upper
+        """Rationals around sqrt(t), at most 2**-bits of it apart."""
+        if bits not in self._enclosures:
+            self._enclosures[bits] = root_enclosure(self.radicand, bits)
+        return self._enclosures[bits]
 
 
 def root_enclosure(value: Fraction, bits: int) -> tuple[Fraction, Fraction]:

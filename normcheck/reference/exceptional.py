@@ -20,15 +20,21 @@ from normcheck.reference.problem import Problem
 def exceptional(p: Problem) -> tuple[Mask, Array]:
     """Which elements IEEE arithmetic decides, and y for these, both (R, D)."""
     with np.errstate(all="ignore"):
-        spread, first = _classify(p)
-        scale = np.minimum(denominator(spread, p.standardization.eps, p.standardization.placement), _finite_or(spread))
-        regular = np.isfinite(scale) & (scale > 0) & np.isfinite(first)
+        regular, scale = ordinary(p)
+        first = _classify(p)[1]
         y = (p.x - first[:, None]) / np.where(regular, 1.0, scale)[:, None]
         if p.weight is not None:
             y = y * (p.weight + p.offset)
         if p.bias is not None:
             y = y + p.bias
         return ~regular[:, None] | ~np.isfinite(p.x), y
+
+
+def ordinary(p: Problem) -> tuple[Mask, Array]:
+    """Rows with a finite positive S and a finite mean, and what stands for S on the others, (R,) each."""
+    spread, first = _classify(p)
+    scale = np.minimum(denominator(spread, p.standardization.eps, p.standardization.placement), _finite_or(spread))
+    return np.isfinite(scale) & (scale > 0) & np.isfinite(first), scale
 
 
 def _finite_or(spread: Array) -> Array:

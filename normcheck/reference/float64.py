@@ -11,8 +11,8 @@ from normcheck.reference.arithmetic import U, height, tree_sum
 from normcheck.reference.denominator import denominator, denominator_error
 from normcheck.reference.problem import Problem
 
-_TINY = 2.0**-1070
-_RANGE = 2.0**300
+TINY = 2.0**-1070
+RANGE = 2.0**300
 _FAR = 4.0
 
 
@@ -61,29 +61,36 @@ def level0(p: Problem) -> Values:
     """
     with np.errstate(all="ignore"):
         m = moments(p)
-        eps, placement = p.standardization.eps, p.standardization.placement
-        scale = denominator(m.spread, eps, placement)
-        relative = denominator_error(m.spread, m.spread_error, eps, placement, U, U) / scale
-        gain = np.where(relative <= 1 / 128, 1.02 * (relative + 6 * U), np.inf)
+        scale, relative = denominators(p, m)
+        gain = 1.02 * (relative + 6 * U)
         reciprocal = 1.0 / scale
         y = m.c * reciprocal[:, None]
-        err = np.abs(y) * gain[:, None] + (1.02 * m.mean_error * reciprocal + _TINY)[:, None]
+        err = np.abs(y) * gain[:, None] + (1.02 * m.mean_error * reciprocal + TINY)[:, None]
         y, err = _affine(p, y, err)
         return Values(y, None, err, m.mean, np.sqrt(m.spread), scale)
+
+
+def denominators(p: Problem, m: Moments) -> tuple[Array, Array]:
+    """S of each row and a bound on its relative error, inf where that is too large to be of use."""
+    eps, placement = p.standardization.eps, p.standardization.placement
+    scale = denominator(m.spread, eps, placement)
+    relative = denominator_error(m.spread, m.spread_error, eps, placement, U, U) / scale
+    return scale, np.where(relative <= 1 / 128, relative, np.inf)
 
 
 def in_range(p: Problem) -> Mask:
     """Rows whose non-zero elements and given statistics, and an eps, whose squares stay clear of over- and underflow."""
     eps = p.standardization.eps
-    if eps != 0 and not _RANGE**-2 <= eps <= _RANGE**2:
+    if eps != 0 and not RANGE**-2 <= eps <= RANGE**2:
         return np.zeros(len(p.x), bool)
-    inside = np.asarray(_within(p.x, _RANGE).all(axis=1))
+    inside = np.asarray(within(p.x, RANGE).all(axis=1))
     if p.mean is not None and p.variance is not None:
-        inside &= _within(p.mean, _RANGE) & _within(p.variance, _RANGE**2)
+        inside &= within(p.mean, RANGE) & within(p.variance, RANGE**2)
     return inside
 
 
-def _within(x: Array, limit: float) -> Mask:
+def within(x: Array, limit: float) -> Mask:
+    """Which elements are 0 or of a modulus between 1/limit and limit."""
     a = np.abs(x)
     inside: Mask = (a <= limit) & ((a >= 1 / limit) | (a == 0.0))
     return inside
@@ -131,7 +138,7 @@ def _affine(p: Problem, y: Array, err: Array) -> tuple[Array, Array]:
     if p.weight is not None:
         weight = p.weight + p.offset if p.offset else p.weight
         y = y * weight
-        err = err * np.abs(weight) + _TINY
+        err = err * np.abs(weight) + TINY
     if p.bias is not None:
         y = y + p.bias
         err = err + 1.01 * U * np.abs(y)

@@ -8,18 +8,17 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from normcheck.formats import Array, Format, Mask
+from normcheck.formats import Array, Format
 from normcheck.norms import Standardization
-from normcheck.reference.arithmetic import U2, U, tree_sum, two_sum
+from normcheck.reference.arithmetic import tree_sum
 from normcheck.reference.double_double import exponent_of, level1, power_product
 from normcheck.reference.exact import exact_elements
 from normcheck.reference.exceptional import exceptional
 from normcheck.reference.float64 import Values, in_range, level0
-from normcheck.reference.problem import Index, Problem, problem
+from normcheck.reference.problem import Problem, problem
+from normcheck.reference.rungs import BLOCK, Rungs, Triple, round_block
 
 Level = Literal["float64", "double-double"]
-
-_BLOCK = 1 << 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +79,7 @@ def certify(
     shape = p.x.shape
     out = Certified(*(np.empty(shape) for _ in range(3)), *(np.empty(shape[0]) for _ in range(5)))
     if p.width:
-        for chosen, block in p.blocks(_BLOCK):
+        for chosen, block in p.blocks(BLOCK):
             _certify_block(block, level, out, chosen)
     return out
 
@@ -113,30 +112,16 @@ def correctly_rounded(
     counts = {"elements": p.x.size, "level1": 0, "level2": 0, "ties": 0}
     out = np.empty(p.x.shape)
     if p.width:
-        for chosen, block in p.blocks(_BLOCK):
-            out[chosen] = _round_block(block, fmt, counts)
+        for chosen, block in p.blocks(BLOCK):
+            out[chosen] = round_block(block, FORWARD, block.x.shape, fmt, counts)
     if stats is not None:
         stats.update(counts)
     return out
 
 
-def settle(hi: Array, lo: Array | None, err: Array, fmt: Format) -> tuple[Array, Mask]:
-    """The rounding test: hi + lo rounded to the format, and where all of [hi + lo - err, hi + lo + err] rounds to it."""
-    with np.errstate(all="ignore"):
-        if lo is None:
-            # 1.01 u|hi|: the ends of the interval are rounded themselves
-            wide = err + 1.01 * U * np.abs(hi)
-            lower, upper, value = fmt.round(hi - wide), fmt.round(hi + wide), fmt.round(hi)
-        else:
-            wide = err + 1.01 * U2 * np.abs(hi)
-            lower, upper = (fmt.round_sum(*two_sum(hi, lo + sign * wide)) for sign in (-1.0, 1.0))
-            value = fmt.round_sum(hi, lo)
-        return value, np.isfinite(err) & ((lower == upper) | (np.isnan(lower) & np.isnan(upper) & np.isfinite(hi)))
-
-
 def _certify_block(p: Problem, level: Level, out: Certified, chosen: slice) -> None:
     mask, ieee = exceptional(p)
-    finite = _finite(p)
+    finite = p.finite()
     values = level0(finite) if level == "float64" else level1(finite)
     lo = np.zeros_like(values.hi) if values.lo is None else values.lo
     parts = [values.hi, lo, values.err, values.mean, values.sigma, values.scale]
@@ -160,39 +145,10 @@ def _sizes(p: Problem) -> tuple[Array, Array]:
     return np.ldexp(mean, exponent), largest
 
 
-def _finite(p: Problem) -> Problem:
-    finite = np.isfinite(p.x)
-    if finite.all():
-        return p
-    return Problem(np.where(finite, p.x, 0.0), p.standardization, p.weight, p.bias, p.offset, p.mean, p.variance)
+def _triple(values: Values) -> Triple:
+    return Triple(values.hi, values.lo, values.err)
 
 
-def _round_block(p: Problem, fmt: Format, counts: dict[str, int]) -> Array:
-    if fmt.p == 53:
-        out, settled = np.empty(p.x.shape), np.zeros(p.x.shape, bool)
-    else:
-        values = level0(p)
-        out, settled = settle(values.hi, None, values.err, fmt)
-        settled &= in_range(p)[:, None]
-    rows = np.flatnonzero(~settled.all(axis=1))
-    if rows.size:
-        _climb(p, rows, settled, out, fmt, counts)
-    return out
-
-
-def _climb(p: Problem, rows: Index, settled: Mask, out: Array, fmt: Format, counts: dict[str, int]) -> None:
-    """Settle what float64 has left open: by IEEE rules, by double-double, by exact arithmetic."""
-    hard = p.rows(rows)
-    mask, ieee = exceptional(hard)
-    values: Values = level1(_finite(hard))
-    assert values.lo is not None
-    better, proved = settle(values.hi, values.lo, values.err, fmt)
-    better = np.where(mask, fmt.round(ieee), better)
-    proved |= mask
-    open_before = ~settled[rows]
-    left_rows, left_columns = np.nonzero(open_before & ~proved)
-    better[left_rows, left_columns], ties = exact_elements(hard, (left_rows, left_columns), fmt)
-    out[rows] = np.where(open_before, better, out[rows])
-    counts["level1"] += int((open_before & ~mask).sum())
-    counts["level2"] += len(left_rows)
-    counts["ties"] += ties
+FORWARD: Rungs[Problem] = Rungs(
+    lambda p: _triple(level0(p)), in_range, lambda p: _triple(level1(p)), exceptional, exact_elements
+)

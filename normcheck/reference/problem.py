@@ -55,6 +55,10 @@ class Problem:
             chosen = slice(start, start + step)
             yield chosen, self.rows(chosen)
 
+    def finite(self) -> Problem:
+        """The same with 0 for elements that are not finite."""
+        return replace(self, x=finite_or_zero(self.x))
+
     @property
     def given(self) -> bool:
         """Whether the statistics are given."""
@@ -106,6 +110,12 @@ def problem(
     if standardization.center and standardization.fraction != 1.0:
         raise ValueError(f"fraction={standardization.fraction!r}, but should be 1 where the mean is subtracted")
     return Problem(x, standardization, weight, bias, weight_offset, mean, variance)
+
+
+def finite_or_zero(a: Array) -> Array:
+    """The array itself where all of it is finite, else a copy with 0 for what is not."""
+    finite = np.isfinite(a)
+    return a if finite.all() else np.where(finite, a, 0.0)
 
 
 def _pick(parameter: Array | None, index: Index) -> Array | None:

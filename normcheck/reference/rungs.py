@@ -1,0 +1,102 @@
+"""The climb from level to level, the same for the forward pass and the gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Generic, NamedTuple, Protocol, Self, TypeVar
+
+import numpy as np
+
+from normcheck.formats import Array, Format, Mask
+from normcheck.reference.arithmetic import U2, U, two_sum
+from normcheck.reference.problem import Index
+
+BLOCK = 1 << 16
+
+
+class Triple(NamedTuple):
+    """|hi + lo - y| <= err elementwise; lo is None for 0."""
+
+    hi: Array
+    lo: Array | None
+    err: Array
+
+
+class Rows(Protocol):
+    """Work on rows that can be taken apart."""
+
+    def rows(self, chosen: Index | slice) -> Self:
+        """The work on some of the rows."""
+
+    def blocks(self, elements: int) -> Iterator[tuple[slice, Self]]:
+        """The work in blocks of about so many elements."""
+
+    def finite(self) -> Self:
+        """The work with 0 for whatever is not finite."""
+
+
+Work = TypeVar("Work", bound=Rows)
+
+
+@dataclass(frozen=True)
+class Rungs(Generic[Work]):
+    """What is done on each level.
+
+    Attributes
+    ----------
+    float64, double_double : values and their errors
+    in_range : on which rows the bound of ``float64`` holds
+    exceptional : which elements IEEE arithmetic decides, and their values
+    exact : rounded values of the elements (rows, columns), and how many were ties
+    """
+
+    float64: Callable[[Work], Triple]
+    in_range: Callable[[Work], Mask]
+    double_double: Callable[[Work], Triple]
+    exceptional: Callable[[Work], tuple[Mask, Array]]
+    exact: Callable[[Work, tuple[Index, Index], Format], tuple[Array, int]]
+
+
+def settle(values: Triple, fmt: Format) -> tuple[Array, Mask]:
+    """The rounding test: hi + lo rounded to the format, and where all of [hi + lo - err, hi + lo + err] rounds to it."""
+    hi, lo, err = values
+    with np.errstate(all="ignore"):
+        if lo is None:
+            # 1.01 u|hi|: the ends of the interval are rounded themselves
+            wide = err + 1.01 * U * np.abs(hi)
+            lower, upper, value = fmt.round(hi - wide), fmt.round(hi + wide), fmt.round(hi)
+        else:
+            wide = err + 1.01 * U2 * np.abs(hi)
+            lower, upper = (fmt.round_sum(*two_sum(hi, lo + sign * wide)) for sign in (-1.0, 1.0))
+            value = fmt.round_sum(hi, lo)
+        same = (lower == upper) | (np.isnan(lower) & np.isnan(upper) & np.isfinite(hi))
+        return value, np.isfinite(err) & same
+
+
+def round_block(work: Work, rungs: Rungs[Work], shape: tuple[int, int], fmt: Format, counts: dict[str, int]) -> Array:
+    """All elements of a block, rounded; ``counts`` are raised."""
+    if fmt.p == 53:
+        out, settled = np.empty(shape), np.zeros(shape, bool)
+    else:
+        out, settled = settle(rungs.float64(work), fmt)
+        settled &= rungs.in_range(work)[:, None]
+    rows = np.flatnonzero(~settled.all(axis=1))
+    if rows.size:
+        climb(work.rows(rows), rungs, settled[rows], out, rows, fmt, counts)
+    return out
+
+
+def climb(
+    work: Work, rungs: Rungs[Work], settled: Mask, out: Array, rows: Index, fmt: Format, counts: dict[str, int]
+) -> None:
+    """Settle in ``out[rows]`` what float64 has left open: by IEEE rules, by double-double, by exact arithmetic."""
+    mask, ieee = rungs.exceptional(work)
+    better, proved = settle(rungs.double_double(work.finite()), fmt)
+    better = np.where(mask, fmt.round(ieee), better)
+    left = np.nonzero(~(settled | proved | mask))
+    better[left], ties = rungs.exact(work, (left[0], left[1]), fmt)
+    out[rows] = np.where(settled, out[rows], better)
+    counts["level1"] += int((~settled & ~mask).sum())
+    counts["level2"] += len(left[0])
+    counts["ties"] += ties
