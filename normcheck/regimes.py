@@ -17,8 +17,8 @@ import numpy.typing as npt
 from normcheck.formats import FORMATS, Array, Format
 
 WIDTHS: dict[str, tuple[int, ...]] = {
-    "quick": (3, 64, 257, 2049),
-    "standard": (1, 2, 3, 7, 33, 64, 127, 257, 769, 1024, 4097, 65537),
+    "quick": (3, 64, 257, 1000, 2049),
+    "standard": (1, 2, 3, 7, 33, 64, 127, 257, 769, 1000, 1024, 4097, 65537),
     "deep": (
         *(1, 2, 3, 4, 5, 7, 8, 15, 16, 17, 31, 33, 63, 64, 65, 100, 127, 128, 129, 255, 256, 257, 511, 768, 769, 1000, 1023),
         *(1024, 1025, 2047, 2048, 2049, 3000, 4095, 4096, 4097, 5003, 8191, 8193, 16385, 32769, 65535, 65536, 65537),
@@ -186,7 +186,8 @@ def _large_mean(draw: Draw) -> Array:
 def _sparse_deviation(draw: Draw) -> Array:
     # with a step of less than half the bits of the arithmetic the condition number would leave nothing to judge
     bits = min(draw.fmt.p, draw.compute.p // 2 - 1)
-    constant = draw.rng.integers(2 ** (bits - 1) + 1, 2**bits - 1, (draw.rows, 1)) * draw.signs()
+    # odd, so that squares have all the bits that they can
+    constant = (2 * draw.rng.integers(2 ** (bits - 2), 2 ** (bits - 1) - 1, (draw.rows, 1)) + 1) * draw.signs()
     many = np.minimum(draw.cycle([4, 16, 2, 48]), draw.width // 2)
     rank = np.argsort(np.argsort(draw.rng.random((draw.rows, draw.width)), axis=1), axis=1)
     made = constant + np.where(rank < many, draw.signs(draw.width), 0.0)

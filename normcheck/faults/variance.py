@@ -50,7 +50,7 @@ def rounded_moments(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tens
     return finish(x, (wide - m) * ((square - m * m).clamp(min=0) + eps).rsqrt(), weight, bias)
 
 
-@fault("K01", "pytorch/pytorch#51102", norm=LAYER_NORM)
+@fault("K01", "pytorch/pytorch#51102", norm=LAYER_NORM, dtypes=("float32",))
 def shifted_by_the_first_element(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """One pass over x - x[0], which cancels where x[0] is the outlier."""
     moved = x.float() - x[..., :1].float()
@@ -58,7 +58,7 @@ def shifted_by_the_first_element(x: Tensor, weight: Tensor, bias: Tensor, eps: f
     return finish(x, (moved - m) * ((mean(moved * moved) - m * m).clamp(min=0) + eps).rsqrt(), weight, bias)
 
 
-@fault("K01", "pytorch/pytorch#51102", norm=LAYER_NORM)
+@fault("K01", "pytorch/pytorch#51102", norm=LAYER_NORM, dtypes=("float32", "bfloat16"))
 def shifted_by_the_largest_element(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """One pass over x - max(x), which cancels where a row has an outlier."""
     moved = x.float() - x.float().amax(-1, keepdim=True)
