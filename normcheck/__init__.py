@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from normcheck.norms import InstanceNorm as InstanceNorm
     from normcheck.norms import L2Norm as L2Norm
     from normcheck.norms import LayerNorm as LayerNorm
+    from normcheck.norms import Norm as Norm
     from normcheck.norms import PartialRMSNorm as PartialRMSNorm
     from normcheck.norms import RMSNorm as RMSNorm
     from normcheck.norms import ScaleNorm as ScaleNorm
@@ -38,7 +39,7 @@ _HOMES = {
     "contract": ("Contract",),
     "faults": ("faults",),
     "implementations": ("Implementation", "implementations"),
-    "norms": ("BatchNorm", "GroupNorm", "InstanceNorm", "L2Norm", "LayerNorm", "PartialRMSNorm", "RMSNorm", "ScaleNorm"),
+    "norms": ("BatchNorm", "GroupNorm", "InstanceNorm", "L2Norm", "LayerNorm", "Norm", "PartialRMSNorm", "RMSNorm", "ScaleNorm"),
     "reference": ("reference",),
     "results": ("Outcome", "Result", "Severity"),
 }

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import difflib
 import json
+import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ THREADS = 1
 DTYPES = ("float32", "bfloat16", "float16")
 
 Progress = Callable[[int, int, str], None]
+_LAST: dict[str, tuple[str, str]] = {}
 
 
 class Interrupted(KeyboardInterrupt):
@@ -288,34 +289,34 @@ def _present(implementation: Implementation) -> Sequence[str]:
 
 
 def _shared(unit: Unit) -> tuple[str, str, str]:
-    return (repr(unit.context.norm), unit.context.dtype, unit.context.implementation.name)
+    return repr(unit.context.norm), unit.context.dtype, unit.context.implementation.name
 
 
 def _run_all(units: Sequence[Unit], workers: int) -> Iterator[tuple[tuple[int, int], list[Result]]]:
-    groups = [list(group) for _, group in groupby(range(len(units)), key=lambda i: _shared(units[i])[:2])]
     if workers == 1:
-        for group in groups:
-            yield from _run_group(units, group)
+        for i, unit in enumerate(units):
+            for number, results in enumerate(_run(unit)):
+                yield (i, number), results
         return
     from joblib import Parallel, delayed
 
-    tasks = (delayed(_finished)([units[i] for i in group], group) for group in groups)
-    for done in Parallel(n_jobs=workers, return_as="generator_unordered")(tasks):
-        yield from done
-
-
-def _run_group(units: Sequence[Unit], group: Sequence[int]) -> Iterator[tuple[tuple[int, int], list[Result]]]:
-    regime_case.cache_clear()
-    for i in group:
-        _pin(units[i])
-        for number, results in enumerate(units[i].run()):
+    tasks = (delayed(_finished)(unit, i) for i, unit in enumerate(units))
+    for i, done in Parallel(n_jobs=workers, return_as="generator_unordered")(tasks):
+        for number, results in enumerate(done):
             yield (i, number), results
 
 
-def _finished(members: Sequence[Unit], group: Sequence[int]) -> list[tuple[tuple[int, int], list[Result]]]:
-    """A group in a worker process; keys are those of the whole plan."""
-    done = list(_run_group(members, range(len(members))))
-    return [((group[i], number), results) for (i, number), results in done]
+def _run(unit: Unit) -> Iterator[list[Result]]:
+    """The results of a unit, with the certified values of the unit before it where norm and dtype are the same."""
+    if _shared(unit)[:2] != _LAST.get("shared"):
+        regime_case.cache_clear()
+        _LAST["shared"] = _shared(unit)[:2]
+    _pin(unit)
+    yield from unit.run()
+
+
+def _finished(unit: Unit, i: int) -> tuple[int, list[list[Result]]]:
+    return i, list(_run(unit))
 
 
 def _pin(unit: Unit) -> None:
@@ -341,4 +342,8 @@ def _append(journal: str | Path | None, results: Iterable[Result]) -> None:
 
 
 def _command() -> str:
-    return " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]) if sys.argv and sys.argv[0] else ""
+    if not sys.argv or not sys.argv[0]:
+        return ""
+    called = Path(sys.argv[0])
+    name = f"python -m {called.parent.name}" if called.name == "__main__.py" else called.name
+    return shlex.join([*name.split(), *sys.argv[1:]])

@@ -253,9 +253,13 @@ def judge(output: Array, certified: Certified, bound: Array, fmt: Format, judged
         value = np.abs(certified.hi)
         covered = judged[:, None] & np.isfinite(bound) & np.isfinite(certified.hi) & (value + bound <= fmt.max)
         ratio = np.where(gap > 0, np.where(bound > 0, gap / bound, np.inf), 0.0)
-        error = np.abs((output - certified.hi) - certified.lo)
+        error = _infinite_for_nan(np.abs((output - certified.hi) - certified.lo))
         tolerance = bound + 0.5 * np.nan_to_num(fmt.ulp(output), nan=0.0)
     return Judgement(np.where(covered, ratio, 0.0), covered, error, tolerance)
+
+
+def _infinite_for_nan(error: Array) -> Array:
+    return np.where(np.isnan(error), np.inf, error)
 
 
 def judge_before_weight(
@@ -279,7 +283,7 @@ def judge_before_weight(
             candidates = [fmt.round(y + bias) for y in (*ends, *candidates)]
         low, high = np.minimum.reduce(candidates), np.maximum.reduce(candidates)
         exact = weight * certified.hi + (0.0 if bias is None else bias)
-        error = np.abs(output - exact)
+        error = _infinite_for_nan(np.abs(output - exact))
         slack = 0.5 * (fmt.ulp(output) + np.abs(weight) * inner.ulp(certified.hi))
         reach = np.abs(weight) * bound
         estimate = np.where(reach > 0, (error - slack) / reach, np.inf)

@@ -10,8 +10,8 @@ import math
 import numbers
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, get_args
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, Literal, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -127,6 +127,12 @@ class Norm:
     def name(self) -> str:
         """The norm's class name."""
         return type(self).__name__
+
+    def __str__(self) -> str:
+        """The norm with eps and whatever else is not as usual, such as ``LayerNorm(eps=1e-05, ddof=1)``."""
+        usual = {f.name: f.default for f in fields(cast(Any, self))}
+        shown = (name for name in usual if name == "eps" or getattr(self, name) != usual[name])
+        return f"{self.name}({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
 
     @property
     def standardization(self) -> Standardization:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import Any
 
 
@@ -111,9 +111,9 @@ class Result:
         return self.error / self.tolerance if self.tolerance > 0 else math.inf
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON; numbers that JSON lacks become the strings ``"inf"``, ``"-inf"``, ``"nan"``."""
-        plain: dict[str, Any] = _plain(asdict(self))
-        return plain
+        """Plain data for JSON, without what is as usual; numbers that JSON lacks become ``"inf"``, ``"-inf"``, ``"nan"``."""
+        usual = {f.name: f.default_factory() if f.default_factory is not MISSING else f.default for f in fields(self)}
+        return {name: _plain(value) for name, value in asdict(self).items() if value != usual[name]}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Result:

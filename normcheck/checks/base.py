@@ -179,12 +179,14 @@ class Context:
         return rows
 
     def result(self, check: str, outcome: Outcome, message: str = "", **values: Any) -> Result:
-        """A result of this context."""
+        """A result of this context; an error that is NaN counts as infinite."""
         implementation = self.implementation
+        if values.get("error") is not None and math.isnan(values["error"]):
+            values["error"] = math.inf
         return Result(
             check=check,
             implementation=implementation.name,
-            norm=repr(implementation.norm),
+            norm=str(implementation.norm),
             dtype=self.dtype,
             outcome=outcome,
             device=self.device,
@@ -324,15 +326,11 @@ def guarded(context: Context, check: str, judge: Callable[..., Result | None], *
 
 
 def ulp_error(output: Array, exact: Array, fmt: Format) -> Array:
-    """|output - exact| in ulp of ``fmt`` at the larger of |exact| and the row's root mean square, (R, D)."""
+    """|output - exact| in ulp of ``fmt`` at the larger of |exact| and the row's root mean square, (R, D); 0 for rows of zeros."""
     with np.errstate(all="ignore"):
         top = np.abs(exact).max(axis=1, initial=0.0, keepdims=True)
         safe = np.where((top > 0) & np.isfinite(top), top, 1.0)
         rms = np.sqrt(((exact / safe) ** 2).mean(axis=1, keepdims=True)) * safe
         scale = np.fmin(np.fmax(np.abs(exact), rms), fmt.max)
-        return np.abs(output - exact) / fmt.ulp(scale)
-
-
-def hexed(value: float) -> str:
-    """A float as a hex literal that numpy and Python read back bit for bit."""
-    return float(value).hex()
+        ulps = np.abs(output - exact) / fmt.ulp(scale)
+        return np.where(np.isnan(output), np.inf, np.where(scale > 0, ulps, 0.0))

@@ -179,7 +179,7 @@ def regime_case(
     training: bool = True,
     seed: int = 0,
 ) -> Case:
-    """The case of a regime: its rows in this shape, with random weights and, where the regime bears one, a bias."""
+    """The case of a regime: its rows in this shape, with random weights and a bias, of zeros where another would hide the rest."""
     fold = norm.fold(shape, channel_axis)
     x_format = format_of(dtype)
     family = REGIMES[regime]
@@ -189,7 +189,7 @@ def regime_case(
     inputs = Inputs(
         x=rows,
         weight=weights(size, parameters, seed, norm.weight_offset) if weighted else None,
-        bias=biases(size, parameters, seed) if biased and family.bias else None,
+        bias=(biases(size, parameters, seed) * family.bias) if biased else None,
         dtype=dtype,
         weight_dtype=weight_dtype,
         device=device,
