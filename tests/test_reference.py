@@ -10,7 +10,7 @@ import pytest
 
 from normcheck.formats import FORMATS, Array
 from normcheck.norms import PLACEMENTS, LayerNorm, PartialRMSNorm, RMSNorm, Standardization
-from normcheck.reference import certify, correctly_rounded, ladder, scalar
+from normcheck.reference import certify, correctly_rounded, ladder, rungs, scalar
 from normcheck.reference.exact import ExactRow
 
 F64 = FORMATS["float64"]
@@ -234,6 +234,7 @@ def test_results_do_not_depend_on_blocks(name: str, monkeypatch: pytest.MonkeyPa
     whole, certified = correctly_rounded(rows, s, weight, fmt=FORMATS[name]), certify(rows, s, weight)
     for block in (1, 30, 100):
         monkeypatch.setattr(ladder, "BLOCK", block)
+        monkeypatch.setattr(rungs, "BLOCK", block)
         assert correctly_rounded(rows, s, weight, fmt=FORMATS[name]).tobytes() == whole.tobytes()
         again = certify(rows, s, weight)
         assert all(getattr(again, part).tobytes() == getattr(certified, part).tobytes() for part in ("hi", "lo", "err", "scale"))

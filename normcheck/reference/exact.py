@@ -10,7 +10,8 @@ import numpy as np
 
 from normcheck.formats import Array, Format
 from normcheck.norms import Standardization
-from normcheck.reference.problem import Index, Problem
+from normcheck.reference.problem import Problem, finite_or_zero
+from normcheck.reference.rows import Index
 
 
 def round_fraction(value: Fraction, fmt: Format) -> float:
@@ -156,7 +157,7 @@ def exact_elements(p: Problem, index: tuple[Index, Index], fmt: Format) -> tuple
 
 def exact_row(p: Problem, r: int) -> ExactRow:
     """Row r of a problem; elements that are not finite (none of the statistic is) count as 0."""
-    x = np.where(np.isfinite(p.x[r]), p.x[r], 0.0)
+    x = finite_or_zero(np.asarray(p.x[slice(r, r + 1)], np.float64))[0]
     given = (None, None) if p.mean is None or p.variance is None else (float(p.mean[r]), float(p.variance[r]))
     return ExactRow(x, p.standardization, *given)
 

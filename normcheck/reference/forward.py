@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -10,10 +10,12 @@ import numpy.typing as npt
 
 from normcheck.contract import Contract
 from normcheck.formats import Array, Format, format_of
-from normcheck.norms import Fold, Norm, Standardization
+from normcheck.norms import Fold, Norm
 from normcheck.reference.affine import add_rounded, affine_rounded
-from normcheck.reference.ladder import correctly_rounded
-from normcheck.reference.problem import problem
+from normcheck.reference.ladder import FORWARD
+from normcheck.reference.problem import Problem
+from normcheck.reference.rows import FoldedRows
+from normcheck.reference.rungs import BLOCK, new_counts, round_rows
 
 
 def reference(
@@ -60,23 +62,79 @@ def reference(
     ------
     ValueError : for arguments that do not fit the norm, naming the value and what was expected
     """
+    call = prepare(norm, x, weight, bias, residual, running_mean, running_var, training, contract, channel_axis)
+    fmt = format_of(dtype) if dtype is not None else call.contract.output_format(call.x, call.weight)
+    out = np.empty(call.fold.shape, fmt.dtype)
+    rows = FoldedRows(out, call.fold)
+    if call.contract.cast == "once":
+        round_rows(call.problem, FORWARD, rows, fmt, new_counts())
+    else:
+        for chosen, block in call.problem.blocks(BLOCK):
+            n = np.empty(block.x.shape)
+            round_rows(block.bare(), FORWARD, n, call.x, new_counts())
+            with np.errstate(over="ignore", invalid="ignore"):
+                rows[chosen] = affine_rounded(n, block, fmt).astype(fmt.dtype)
+    return out
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """The checked arguments of `reference` or `reference_grad`.
+
+    Attributes
+    ----------
+    problem : the rows and parameters, folded
+    fold : how
+    contract : the promised arithmetic
+    x, weight : formats of the input and, if there is one, of the weight
+    """
+
+    problem: Problem
+    fold: Fold
+    contract: Contract
+    x: Format
+    weight: Format | None
+
+
+def prepare(
+    norm: Norm,
+    x: npt.ArrayLike,
+    weight: npt.ArrayLike | None,
+    bias: npt.ArrayLike | None,
+    residual: npt.ArrayLike | None,
+    running_mean: npt.ArrayLike | None,
+    running_var: npt.ArrayLike | None,
+    training: bool,
+    contract: Contract | None,
+    channel_axis: int,
+) -> Call:
+    """Check and fold the arguments of `reference`.
+
+    Raises
+    ------
+    ValueError : as described there
+    """
     contract = contract or Contract()
     values = as_values("x", x)
     fmt_x = format_of(values.dtype)
     if bias is not None and not norm.has_bias:
         raise ValueError(f"bias is given, but should be None: {norm.name} has none")
-    weight_values, bias_values = _optional("weight", weight), _optional("bias", bias)
-    fmt = format_of(dtype) if dtype is not None else _output_format(contract, fmt_x, weight_values)
+    weight_values = None if weight is None else as_values("weight", weight)
+    bias_values = None if bias is None else as_values("bias", bias)
     fold = norm.fold(values.shape, channel_axis)
     if residual is not None:
         values = _add_residual(values, as_values("residual", residual), contract)
     mean, variance = _given_statistics(norm, fold, running_mean, running_var, training)
-    standardization = replace(norm.standardization, eps=contract.round_eps(norm.eps))
-    parameters = (_parameter(norm, "weight", weight_values, fold), _parameter(norm, "bias", bias_values, fold))
-    rows = fold.fold(values)
-    y = _rounded(rows, standardization, parameters, norm.weight_offset, (mean, variance), contract, fmt_x, fmt)
-    with np.errstate(over="ignore", invalid="ignore"):
-        return np.ascontiguousarray(fold.unfold(y)).astype(fmt.dtype)
+    p = Problem(
+        FoldedRows(values, fold),
+        replace(norm.standardization, eps=contract.round_eps(norm.eps)),
+        _parameter(norm, "weight", weight_values, fold),
+        _parameter(norm, "bias", bias_values, fold),
+        norm.weight_offset,
+        mean,
+        variance,
+    )
+    return Call(p, fold, contract, fmt_x, None if weight_values is None else format_of(weight_values.dtype))
 
 
 def as_values(name: str, array: npt.ArrayLike) -> npt.NDArray[Any]:
@@ -94,22 +152,14 @@ def as_values(name: str, array: npt.ArrayLike) -> npt.NDArray[Any]:
     return values
 
 
-def _optional(name: str, array: npt.ArrayLike | None) -> npt.NDArray[Any] | None:
-    return None if array is None else as_values(name, array)
-
-
-def _output_format(contract: Contract, fmt_x: Format, weight: npt.NDArray[Any] | None) -> Format:
-    return contract.output_format(fmt_x, None if weight is None else format_of(weight.dtype))
-
-
-def _add_residual(x: npt.NDArray[Any], residual: npt.NDArray[Any], contract: Contract) -> Array:
+def _add_residual(x: npt.NDArray[Any], residual: npt.NDArray[Any], contract: Contract) -> npt.NDArray[Any]:
     if contract.residual_rounding is None:
         raise ValueError("residual is given, but contract.residual_rounding=None should then be 'storage' or 'compute'")
     if residual.shape != x.shape:
         raise ValueError(f"residual has shape {residual.shape}, but should have that of x, {x.shape}")
     fmt_x = format_of(x.dtype)
     fmt = fmt_x if contract.residual_rounding == "storage" else contract.compute_format(fmt_x)
-    return add_rounded(x.astype(np.float64), residual.astype(np.float64), fmt)
+    return add_rounded(x.astype(np.float64), residual.astype(np.float64), fmt).astype(fmt.dtype)
 
 
 def _given_statistics(
@@ -139,20 +189,3 @@ def _parameter(norm: Norm, name: str, values: npt.NDArray[Any] | None, fold: Fol
         return None
     norm.check_parameter(name, values, fold)
     return fold.affine(values.astype(np.float64))
-
-
-def _rounded(
-    rows: npt.NDArray[Any],
-    standardization: Standardization,
-    parameters: tuple[Array | None, Array | None],
-    offset: float,
-    statistics: tuple[Array | None, Array | None],
-    contract: Contract,
-    fmt_x: Format,
-    fmt: Format,
-) -> Array:
-    mean, variance = statistics
-    if contract.cast == "once":
-        return correctly_rounded(rows, standardization, *parameters, weight_offset=offset, mean=mean, variance=variance, fmt=fmt)
-    n = correctly_rounded(rows, standardization, mean=mean, variance=variance, fmt=fmt_x)
-    return affine_rounded(n, problem(rows, standardization, *parameters, offset, mean, variance), fmt)

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 
@@ -35,7 +36,8 @@ from normcheck.reference.double_double import (
 from normcheck.reference.exact import ExactRow, exact_row, parameter
 from normcheck.reference.exceptional import ordinary
 from normcheck.reference.float64 import RANGE, TINY, Moments, denominators, in_range, moments, within
-from normcheck.reference.problem import Index, Problem, finite_or_zero
+from normcheck.reference.problem import Problem, finite_or_zero, row_blocks
+from normcheck.reference.rows import Index
 from normcheck.reference.rungs import Rungs, Triple
 
 _RANGE = RANGE**0.5
@@ -47,19 +49,23 @@ class Backward:
     """A problem, the gradient dy of its output, and the gradient that reaches x besides, if there is one; all (R, D)."""
 
     problem: Problem
-    dy: Array
-    besides: Array | None = None
+    dy: Any
+    besides: Any = None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(R, D)."""
+        return self.problem.shape
 
     def rows(self, chosen: Index | slice) -> Backward:
         """The same for some of the rows."""
-        besides = None if self.besides is None else self.besides[chosen]
-        return Backward(self.problem.rows(chosen), self.dy[chosen], besides)
+        besides = None if self.besides is None else np.asarray(self.besides[chosen], np.float64)
+        return Backward(self.problem.rows(chosen), np.asarray(self.dy[chosen], np.float64), besides)
 
     def blocks(self, elements: int) -> Iterator[tuple[slice, Backward]]:
         """The same in blocks of rows that hold about so many elements."""
-        for chosen, block in self.problem.blocks(elements):
-            besides = None if self.besides is None else self.besides[chosen]
-            yield chosen, Backward(block, self.dy[chosen], besides)
+        for chosen in row_blocks(*self.shape, elements):
+            yield chosen, self.rows(chosen)
 
 
     def finite(self) -> Backward:
@@ -77,8 +83,9 @@ def gradient0(b: Backward) -> Triple:
     Symbols as in `level0`; ||.|| is the Euclidean norm of a row, M = ||g||/sqrt(D), which no mean of |g| exceeds. g costs two
     roundings; gbar is off by e_g = (h+3)u M. In Q the roundings of g, gbar and c (2u|c| and e, the error of the mean), of the
     products and of the sum give |Q^ - Q| <= (2h+11)u ||g|| ||c|| + sqrt(D) ||g|| e by Cauchy and Schwarz. k = Q/(N' S T) adds the
-    relative errors of S and T and 4 roundings. The first term is off by rel S + 6u of itself and r(h+6)u M, the second by rel S + 4u
-    of itself, |n| times the error of k, and e r|k|; their difference and the sum with the other gradient are rounded once each.
+    relative errors of S and T and 4 roundings. The first term is off by rel S + 6u of itself and r(h+6)u M, the second by rel S +
+    4u of itself, |n| times the error of k, and e r|k|; their difference and the sum with the other gradient are rounded once
+    each.
     """
     p = b.problem
     with np.errstate(all="ignore"):
@@ -131,10 +138,10 @@ def gradient1(b: Backward) -> Triple:
 
     Notes
     -----
-    As `gradient0`, with the bounds of `arithmetic` in units of u2 for single roundings, rows scaled as in `level1`, g by the exponent
-    of its largest element, and c by that of S, so that n is of order 1. g: 7; gbar (3h+11) M; g - gbar: 3 more; Q: products 7, sum
-    3h, c 3, in all (6h+40) ||g|| ||c|| + sqrt(D) ||g|| e; k: 40 and the relative errors; first term 33 and (3h+18) M; second 33.
-    What scaling and products lose to underflow is at most 2**-1070 of these units, 2**-530 in ||c||.
+    As `gradient0`, with the bounds of `arithmetic` in units of u2 for single roundings, rows scaled as in `level1`, g by the
+    exponent of its largest element, and c by that of S, so that n is of order 1. g: 7; gbar (3h+11) M; g - gbar: 3 more; Q:
+    products 7, sum 3h, c 3, in all (6h+40) ||g|| ||c|| + sqrt(D) ||g|| e; k: 40 and the relative errors; first term 33 and
+    (3h+18) M; second 33. What scaling and products lose to underflow is at most 2**-1070 of these units, 2**-530 in ||c||.
     """
     p = b.problem
     with np.errstate(all="ignore"):

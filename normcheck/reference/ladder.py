@@ -16,7 +16,7 @@ from normcheck.reference.exact import exact_elements
 from normcheck.reference.exceptional import exceptional
 from normcheck.reference.float64 import Values, in_range, level0
 from normcheck.reference.problem import Problem, problem
-from normcheck.reference.rungs import BLOCK, Rungs, Triple, round_block
+from normcheck.reference.rungs import BLOCK, Rungs, Triple, new_counts, round_rows
 
 Level = Literal["float64", "double-double"]
 
@@ -75,7 +75,11 @@ def certify(
     """
     if level not in ("float64", "double-double"):
         raise ValueError(f"level={level!r}, but should be 'float64' or 'double-double'")
-    p = problem(rows, standardization, weight, bias, weight_offset, mean, variance)
+    return certify_problem(problem(rows, standardization, weight, bias, weight_offset, mean, variance), level)
+
+
+def certify_problem(p: Problem, level: Level) -> Certified:
+    """What `certify` does, on a problem."""
     shape = p.x.shape
     out = Certified(*(np.empty(shape) for _ in range(3)), *(np.empty(shape[0]) for _ in range(5)))
     if p.width:
@@ -109,13 +113,17 @@ def correctly_rounded(
     (R, D) float64 array of values of the format
     """
     p = problem(rows, standardization, weight, bias, weight_offset, mean, variance)
-    counts = {"elements": p.x.size, "level1": 0, "level2": 0, "ties": 0}
-    out = np.empty(p.x.shape)
-    if p.width:
-        for chosen, block in p.blocks(BLOCK):
-            out[chosen] = round_block(block, FORWARD, block.x.shape, fmt, counts)
+    counts = new_counts()
+    out = round_problem(p, fmt, counts)
     if stats is not None:
         stats.update(counts)
+    return out
+
+
+def round_problem(p: Problem, fmt: Format, counts: dict[str, int]) -> Array:
+    """What `correctly_rounded` does, on a problem; ``counts`` are raised."""
+    out = np.empty(p.shape)
+    round_rows(p, FORWARD, out, fmt, counts)
     return out
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from normcheck.formats import Array
 from normcheck.norms import Standardization
-
-Index = npt.NDArray[np.intp]
+from normcheck.reference.rows import Index
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,7 +27,7 @@ class Problem:
     mean, variance : (R,) given statistics, or None for the row's own
     """
 
-    x: Array
+    x: Any
     standardization: Standardization
     weight: Array | None = None
     bias: Array | None = None
@@ -40,7 +40,7 @@ class Problem:
         index = np.arange(len(self.x))[chosen]
         return replace(
             self,
-            x=self.x[chosen],
+            x=np.asarray(self.x[chosen], np.float64),
             weight=_pick(self.weight, index),
             bias=_pick(self.bias, index),
             mean=None if self.mean is None else self.mean[index],
@@ -49,15 +49,21 @@ class Problem:
 
     def blocks(self, elements: int) -> Iterator[tuple[slice, Problem]]:
         """The problem in blocks of rows that hold about so many elements."""
-        rows, width = self.x.shape
-        step = max(1, elements // max(width, 1))
-        for start in range(0, rows, step):
-            chosen = slice(start, start + step)
+        for chosen in row_blocks(*self.shape, elements):
             yield chosen, self.rows(chosen)
+
+    def bare(self) -> Problem:
+        """The same without weight and bias."""
+        return replace(self, weight=None, bias=None)
 
     def finite(self) -> Problem:
         """The same with 0 for elements that are not finite."""
         return replace(self, x=finite_or_zero(self.x))
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(R, D)."""
+        return self.x.shape[0], self.x.shape[1]
 
     @property
     def given(self) -> bool:
@@ -110,6 +116,13 @@ def problem(
     if standardization.center and standardization.fraction != 1.0:
         raise ValueError(f"fraction={standardization.fraction!r}, but should be 1 where the mean is subtracted")
     return Problem(x, standardization, weight, bias, weight_offset, mean, variance)
+
+
+def row_blocks(rows: int, width: int, elements: int) -> Iterator[slice]:
+    """Slices of rows of about so many elements."""
+    step = max(1, elements // max(width, 1))
+    for start in range(0, rows, step):
+        yield slice(start, min(start + step, rows))
 
 
 def finite_or_zero(a: Array) -> Array:

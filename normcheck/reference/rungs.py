@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, Protocol, Self, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
 
 from normcheck.formats import Array, Format, Mask
 from normcheck.reference.arithmetic import U2, U, two_sum
-from normcheck.reference.problem import Index
+from normcheck.reference.rows import Index
+from normcheck.reference.threads import each
 
 BLOCK = 1 << 16
 
@@ -25,6 +26,10 @@ class Triple(NamedTuple):
 
 class Rows(Protocol):
     """Work on rows that can be taken apart."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(R, D)."""
 
     def rows(self, chosen: Index | slice) -> Self:
         """The work on some of the rows."""
@@ -74,10 +79,37 @@ def settle(values: Triple, fmt: Format) -> tuple[Array, Mask]:
         return value, np.isfinite(err) & same
 
 
-def round_block(work: Work, rungs: Rungs[Work], shape: tuple[int, int], fmt: Format, counts: dict[str, int]) -> Array:
+def new_counts() -> dict[str, int]:
+    """Counts of elements: all, those that float64 and that double-double left open, and those on a midpoint."""
+    return {"elements": 0, "level1": 0, "level2": 0, "ties": 0}
+
+
+def round_rows(work: Work, rungs: Rungs[Work], out: Any, fmt: Format, counts: dict[str, int]) -> None:
+    """All elements of the rows, rounded, into ``out``; ``counts`` are raised.
+
+    Blocks of rows are shared among threads; nothing depends on how.
+    """
+    if out.size == 0:
+        return
+
+    def do(block: tuple[slice, Work]) -> dict[str, int]:
+        chosen, part = block
+        own = new_counts()
+        with np.errstate(all="ignore"):
+            rows = round_block(part, rungs, fmt, own)
+            out[chosen] = rows.astype(out.dtype, copy=False)
+        return own
+
+    for own in each(do, work.blocks(BLOCK)):
+        for name, count in own.items():
+            counts[name] += count
+
+
+def round_block(work: Work, rungs: Rungs[Work], fmt: Format, counts: dict[str, int]) -> Array:
     """All elements of a block, rounded; ``counts`` are raised."""
+    counts["elements"] += work.shape[0] * work.shape[1]
     if fmt.p == 53:
-        out, settled = np.empty(shape), np.zeros(shape, bool)
+        out, settled = np.empty(work.shape), np.zeros(work.shape, bool)
     else:
         out, settled = settle(rungs.float64(work), fmt)
         settled &= rungs.in_range(work)[:, None]

@@ -1,0 +1,260 @@
+"""Gradients of weight and bias: sums over rows, correctly rounded, by the ladder.
+
+The gradient of a weight is the sum of dy times n, that of a bias the sum of dy, over the elements that meet the parameter.
+Products and sums are formed in float64, then in double-double for the parameters that the rounding test leaves open, then in
+rationals: each row contributes some a + b sqrt(t), roots of equal t are collected, and enclosures of the rest are narrowed until
+they decide. Sums of unlike square roots that meet a midpoint are the one thing no enclosure decides: those are reported as not
+certified.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from normcheck.formats import Array, Format, Mask
+from normcheck.norms import Fold
+from normcheck.reference import arithmetic as dd
+from normcheck.reference.arithmetic import DD, U2, U, height, tree_sum, tree_sum_dd
+from normcheck.reference.double_double import LOST, underflow
+from normcheck.reference.exact import ExactRow, exact_row, is_tie, root_enclosure, round_fraction
+from normcheck.reference.ladder import Certified, Level, certify_problem, round_problem
+from normcheck.reference.problem import Problem
+from normcheck.reference.rows import Index
+from normcheck.reference.rungs import BLOCK, Triple, new_counts, settle
+
+_MOST_BITS = 4096
+
+
+class Root(NamedTuple):
+    """The number a + b sqrt(t)."""
+
+    a: Fraction
+    b: Fraction
+    t: Fraction
+
+
+class Factor(Protocol):
+    """What dy is multiplied by before it is summed."""
+
+    def triple(self, p: Problem, level: Level) -> Triple:
+        """Values and errors on a block of rows, the errors infinite where nothing is known."""
+
+    def exact(self, p: Problem, r: int) -> Callable[[int], Root]:
+        """Element i of row r, exactly."""
+
+
+class Normalized:
+    """n, for the gradient of a weight."""
+
+    def triple(self, p: Problem, level: Level) -> Triple:
+        """n with its error."""
+        found: Certified = certify_problem(p, level)
+        return Triple(found.hi, found.lo, found.err)
+
+    def exact(self, p: Problem, r: int) -> Callable[[int], Root]:
+        """c_i/S as a + b sqrt(t)."""
+        row: ExactRow = exact_row(p, r)
+        a, b = row.inverse
+        return lambda i: Root(row.c(i) * a, row.c(i) * b, row.radicand)
+
+
+@dataclass(frozen=True)
+class Rounded:
+    """n rounded to a format, for a weight that meets the rounded value."""
+
+    fmt: Format
+
+    def triple(self, p: Problem, level: Level) -> Triple:
+        """The rounded n, which has no error."""
+        n = round_problem(p, self.fmt, new_counts())
+        return Triple(n, np.zeros_like(n), np.zeros_like(n))
+
+    def exact(self, p: Problem, r: int) -> Callable[[int], Root]:
+        """The rounded n."""
+        n = round_problem(p.rows(slice(r, r + 1)), self.fmt, new_counts())[0]
+        return lambda i: Root(Fraction(float(n[i])), Fraction(0), Fraction(0))
+
+
+class One:
+    """1, for the gradient of a bias."""
+
+    def triple(self, p: Problem, level: Level) -> Triple:
+        """Ones without error."""
+        one, zero = np.ones_like(p.x), np.zeros_like(p.x)
+        return Triple(one, zero, zero)
+
+    def exact(self, p: Problem, r: int) -> Callable[[int], Root]:
+        """1."""
+        return lambda i: Root(Fraction(1), Fraction(0), Fraction(0))
+
+
+@dataclass(frozen=True, eq=False)
+class Totals:
+    """Sums per parameter, (period, K): hi + lo and a bound on its error, the sum of moduli, and the sum of what is not finite."""
+
+    hi: Array
+    lo: Array
+    err: Array
+    size: Array
+    special: Array
+
+    def __getitem__(self, chosen: slice) -> Totals:
+        """Some of the parameter rows, as views."""
+        return Totals(*(getattr(self, name)[chosen] for name in ("hi", "lo", "err", "size", "special")))
+
+    def add(self, other: Totals) -> None:
+        """Add other sums in place."""
+        self.hi[:], self.lo[:] = dd.add((self.hi, self.lo), (other.hi, other.lo))
+        self.size[:] += other.size
+        self.err[:] += other.err + 3.1 * U2 * self.size
+        self.special[:] += other.special
+
+
+@dataclass(frozen=True, eq=False)
+class _Work:
+    problem: Problem
+    dy: Any
+    fold: Fold
+    factor: Factor
+
+
+def parameter_gradient(
+    p: Problem, dy: Any, fold: Fold, factor: Factor, fmt: Format, counts: dict[str, int]
+) -> Array:
+    """Sums of dy times a factor per parameter, rounded; (period, K) float64.
+
+    ``counts`` are raised by ``elements``, ``level1``, ``level2``, ``ties`` and ``uncertified``.
+    """
+    work = _Work(p, dy, fold, factor)
+    with np.errstate(all="ignore"):
+        totals = _sum_all(work, "float64")
+        value, settled = _round(totals, fmt)
+        counts["elements"] += value.size
+        if fmt.p == 53 or not settled.all():
+            counts["level1"] += int((~settled).sum())
+            totals = _sum_all(work, "double-double")
+            better, proved = _round(totals, fmt)
+            value = np.where(settled, value, better)
+            left = np.argwhere(~(settled | proved))
+            counts["level2"] += len(left)
+            _resolve(work, fmt, value, left, counts)
+        return value
+
+
+def _round(totals: Totals, fmt: Format) -> tuple[Array, Mask]:
+    value, settled = settle(Triple(totals.hi, totals.lo, totals.err), fmt)
+    special = totals.special != 0
+    return np.where(special, fmt.round(totals.special), value), settled | special
+
+
+def _sum_all(work: _Work, level: Level) -> Totals:
+    fold = work.fold
+    columns = fold.width // fold.repeat if fold.repeat else 1
+    totals = Totals(*(np.zeros((fold.period, columns)) for _ in range(5)))
+    for chosen in aligned_blocks(fold.rows, fold.width, fold.period, BLOCK):
+        first = chosen.start % fold.period
+        part = _sum_block(work, chosen, level)
+        totals[slice(first, first + len(part.hi))].add(part)
+    return totals
+
+
+def aligned_blocks(rows: int, width: int, period: int, elements: int) -> Iterator[slice]:
+    """Blocks of about so many elements: whole periods of rows, or parts of one."""
+    step = max(1, elements // max(width, 1))
+    if step >= period:
+        step -= step % period
+        yield from (slice(start, min(start + step, rows)) for start in range(0, rows, step))
+        return
+    for base in range(0, rows, period):
+        yield from (slice(start, min(start + step, base + period)) for start in range(base, base + period, step))
+
+
+def _sum_block(work: _Work, chosen: slice, level: Level) -> Totals:
+    dy, n = np.asarray(work.dy[chosen], np.float64), work.factor.triple(work.problem.rows(chosen), level)
+    (product, lo), err = _products(dy, n, level)
+    ieee = ~np.isfinite(product) & (~np.isfinite(dy) | ((n.err == 0) & ~np.isfinite(n.hi)))
+    special = np.where(ieee, product, 0.0)
+    err = np.where(ieee, 0.0, np.where(np.isfinite(product) & np.isfinite(lo), err, np.inf))
+    product, lo = np.where(np.isfinite(product), product, 0.0), np.where(np.isfinite(lo), lo, 0.0)
+    q = min(work.fold.period, len(dy))
+    layout = (len(dy) // q, q, work.fold.repeat or work.fold.width)
+    size = 1.01 * _reduce_plain(np.abs(product), layout)
+    unit = 1.01 * U if level == "float64" else 3.1 * U2
+    err = 1.01 * _reduce_plain(err, layout) + (height(layout[0]) + height(layout[2])) * unit * size
+    return Totals(*_reduce((product, lo), layout, level), err, size, _reduce_plain(special, layout))
+
+
+def _products(dy: Array, n: Triple, level: Level) -> tuple[DD, Array]:
+    assert n.lo is not None
+    if level == "float64":
+        product = dy * n.hi
+        lost = np.where((dy != 0) & (n.hi != 0), LOST, 0.0)
+        return (product, np.zeros_like(dy)), np.abs(dy) * (n.err + np.abs(n.lo)) + 1.01 * U * np.abs(product) + lost
+    hi, lo = dd.multiply((n.hi, n.lo), (dy, np.zeros_like(dy)))
+    return (hi, lo), np.abs(dy) * n.err + 7.1 * U2 * np.abs(hi) + underflow(hi, (dy != 0) & (n.hi != 0))
+
+
+Layout = tuple[int, int, int]
+
+
+def _reduce(product: DD, layout: Layout, level: Level) -> DD:
+    if level == "float64":
+        hi = _reduce_plain(product[0], layout)
+        return hi, np.zeros_like(hi)
+    m, q, repeat = layout
+    inner = tree_sum_dd((product[0].reshape(-1, repeat), product[1].reshape(-1, repeat)))
+    hi, lo = tree_sum_dd((inner[0].reshape(m, -1).T, inner[1].reshape(m, -1).T))
+    return hi.reshape(q, -1), lo.reshape(q, -1)
+
+
+def _reduce_plain(a: Array, layout: Layout) -> Array:
+    m, q, repeat = layout
+    return tree_sum(tree_sum(a.reshape(-1, repeat)).reshape(m, -1).T).reshape(q, -1)
+
+
+def _resolve(work: _Work, fmt: Format, value: Array, left: Index, counts: dict[str, int]) -> None:
+    """Replace the values of the parameters (row, column) in ``left`` by what rationals decide."""
+    for k in np.unique(left[:, 0]):
+        columns = left[left[:, 0] == k, 1].tolist()
+        for column, (a, roots) in zip(columns, _collect(work, int(k), columns), strict=True):
+            decided = _decide(a, [(b, t) for t, b in roots.items() if b != 0], fmt)
+            if decided is None:
+                counts["uncertified"] += 1
+            else:
+                value[k, column], tie = decided
+                counts["ties"] += tie
+
+
+def _collect(work: _Work, k: int, columns: list[int]) -> list[tuple[Fraction, dict[Fraction, Fraction]]]:
+    """Per column the rational part of its sum, and the factors of the roots by what stands under them."""
+    p, dy, fold, factor = work.problem, work.dy, work.fold, work.factor
+    repeat = fold.repeat or fold.width
+    rational, roots = [Fraction(0)] * len(columns), [defaultdict[Fraction, Fraction](Fraction) for _ in columns]
+    for r in range(k, len(p.x), fold.period):
+        element, slope = factor.exact(p, r), np.asarray(dy[slice(r, r + 1)], np.float64)[0].tolist()
+        for position, column in enumerate(columns):
+            for i in range(column * repeat, (column + 1) * repeat):
+                root = element(i)
+                rational[position] += Fraction(slope[i]) * root.a
+                roots[position][root.t] += Fraction(slope[i]) * root.b
+    return list(zip(rational, roots, strict=True))
+
+
+def _decide(a: Fraction, roots: list[tuple[Fraction, Fraction]], fmt: Format) -> tuple[float, bool] | None:
+    """a + sum of b sqrt(t) rounded, and whether it was a tie; None where no enclosure of reasonable width decides."""
+    if not roots:
+        return round_fraction(a, fmt), is_tie(a, fmt)
+    bits = 128
+    while bits <= _MOST_BITS:
+        pairs = [sorted(b * end for end in root_enclosure(t, bits)) for b, t in roots]
+        lower, upper = (round_fraction(a + sum(ends, Fraction(0)), fmt) for ends in zip(*pairs, strict=True))
+        if lower == upper or lower is upper:
+            return lower, False
+        bits *= 2
+    return None
