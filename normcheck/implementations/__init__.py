@@ -1,22 +1,29 @@
 """Code under judgement: what it is, how it is called, which is discovered, and how a call is written down for pasting."""
 
-from normcheck.implementations.arrays import LAYOUTS, decode, encode
+from normcheck.implementations.arrays import LAYOUTS, VIEWS, decode, encode
 from normcheck.implementations.base import CallError, Framework, Implementation, Inputs, MissingPackageError, Output
-from normcheck.implementations.calls import call
+from normcheck.implementations.calls import Observation, call, natives, observe, user_code
+from normcheck.implementations.companions import Block, Quantized
 from normcheck.implementations.registry import RegistrationError, frameworks, implementations, require
+from normcheck.implementations.sessions import Session
 from normcheck.implementations.snippets import snippet
 from normcheck.implementations.targets import Named, TargetError, load
 
 __all__ = [
     "LAYOUTS",
+    "VIEWS",
+    "Block",
     "CallError",
     "Framework",
     "Implementation",
     "Inputs",
     "MissingPackageError",
     "Named",
+    "Observation",
     "Output",
+    "Quantized",
     "RegistrationError",
+    "Session",
     "TargetError",
     "call",
     "decode",
@@ -24,6 +31,9 @@ __all__ = [
     "frameworks",
     "implementations",
     "load",
+    "natives",
+    "observe",
     "require",
     "snippet",
+    "user_code",
 ]

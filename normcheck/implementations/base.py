@@ -12,11 +12,13 @@ from typing import Any, Literal, Protocol, cast
 from normcheck.contract import Contract
 from normcheck.formats import FORMATS, Array
 from normcheck.implementations.arrays import LAYOUTS
+from normcheck.implementations.companions import Block, Quantized
 from normcheck.implementations.targets import Named
 from normcheck.norms import Norm
 
 ARRAYS = ("x", "weight", "bias", "residual", "running_mean", "running_var")
 INPUTS = (*ARRAYS, "training", "momentum")
+RESULTS = ("y", "new_residual", "running_mean", "running_var", "mean", "rstd")
 SETTINGS = ("eps", "normalized_shape", "num_groups", "num_features", "num_channels", "fraction", "affine", "track_running_stats")
 VARIABLE = ("eps", "normalized_shape", "num_groups", "fraction", "momentum")
 
@@ -54,7 +56,9 @@ class Inputs:
 class Output:
     """What one call returned: float64 values in the shape that came back, and the dtype that they came in.
 
-    ``running_mean`` and ``running_var`` are None where the call neither returned them nor is known to write them.
+    ``running_mean`` and ``running_var`` are None where the call neither returned them nor is known to write them; ``mean`` and
+    ``rstd``, the statistics that are kept for the backward pass, where ``returns`` does not name them. ``dtypes`` holds the
+    dtypes of all that is not None, by name.
     """
 
     y: Array
@@ -62,6 +66,9 @@ class Output:
     new_residual: Array | None = None
     running_mean: Array | None = None
     running_var: Array | None = None
+    mean: Array | None = None
+    rstd: Array | None = None
+    dtypes: Mapping[str, str] = field(default_factory=dict)
 
 
 class CallError(Exception):
@@ -97,6 +104,12 @@ class Framework(Protocol):
 
     def pin_threads(self, count: int) -> None:
         """Set the number of threads inside one operation."""
+
+    def threads(self) -> int:
+        """The number of threads inside one operation, as `pin_threads` sets it."""
+
+    def shares_memory(self, one: Any, other: Any) -> bool:
+        """Whether writing into one native array can change the other."""
 
     def guard(self) -> AbstractContextManager[Any]:
         """A context in which user code is called: no gradients are recorded, no floating-point warning is raised."""
@@ -151,6 +164,15 @@ class Implementation:
     affine : whether weight and bias can be given; they are not passed otherwise
     source : target (``module:callable``) by which a snippet calls it, where it cannot be read off the callable
     requires : extra of normcheck that installs what the code needs beside its framework
+    returns : names of the results, in order, where they are others than said above: y new_residual running_mean running_var,
+        and the statistics that are kept for the backward pass, mean and rstd
+    validates : whether the code is expected to refuse arguments that no norm has; examples and inner kernels are not
+    block : a block that uses this norm, with its wiring
+    quantized : a fused kernel of this norm with a quantized output
+    workers : the same norm of a batch that is spread over workers: ``workers(shards, weight, bias)`` returns the list of their
+        y; with running statistics ``workers(shards, weight, bias, running_mean, running_var, momentum)`` returns
+        (list of y, running_mean, running_var). Shards are arrays like x, cut unevenly along the first axis
+    variants : other forms of the same call, such as a compiled one, by name; each is judged by itself
 
     Raises
     ------
@@ -179,6 +201,12 @@ class Implementation:
     affine: bool = True
     source: str = ""
     requires: str = ""
+    returns: tuple[str, ...] | None = None
+    validates: bool = True
+    block: Block | None = None
+    quantized: Quantized | None = None
+    workers: Callable[..., Any] | None = None
+    variants: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Refuse what cannot be called or judged."""
@@ -191,6 +219,8 @@ class Implementation:
             raise ValueError(f"channel_axis={self.channel_axis!r}, but should be 1 (channels-first) or -1 (channels-last)")
         if not (self.grad in ("autograd", None) or callable(self.grad)):
             raise ValueError(f"grad={self.grad!r}, but should be 'autograd', None or a function backward(inputs, grads)")
+        if self.returns is not None:
+            object.__setattr__(self, "returns", _names("returns", self.returns, RESULTS, empty=False))
         self._check_mode()
         self._check_arguments()
         if not self.name:

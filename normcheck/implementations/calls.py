@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +17,18 @@ from normcheck.implementations.targets import describe
 
 _PACKAGE = str(Path(__file__).resolve().parents[1])
 
+Around = Callable[[Callable[..., Any], list[Any]], Any]
+"""Makes a call: takes the function and its arguments, returns what it returned."""
 
-def call(implementation: Implementation, inputs: Inputs) -> Output:
+
+def call(implementation: Implementation, inputs: Inputs, around: Around | None = None) -> Output:
     """Call an implementation once.
 
     The arrays that it gets are new ones, so that it may write into them. Its warnings are dropped, gradients are not recorded.
+
+    Parameters
+    ----------
+    around : makes the call in another way, such as those of `ways`
 
     Raises
     ------
@@ -28,17 +37,66 @@ def call(implementation: Implementation, inputs: Inputs) -> Output:
     ValueError : for inputs that it cannot be given: values that the dtype does not have, an array that it does not take, a
         device that is not there
     """
-    framework = require(implementation, inputs.device)
-    values = _values(implementation, framework, inputs)
+    return _called(implementation, require(implementation, inputs.device), inputs, around)[0]
+
+
+def natives(implementation: Implementation, inputs: Inputs) -> dict[str, Any]:
+    """The inputs as new native arrays by name, whether the code takes them or not; raises as `call` does."""
+    return _values(implementation, require(implementation, inputs.device), inputs, every=True)
+
+
+@contextmanager
+def user_code(framework: Framework) -> Iterator[None]:
+    """A context in which code under judgement runs: no gradients, no warnings, and what it raises becomes a CallError."""
     try:
         with framework.guard(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            returned = _function(implementation, framework, inputs, values)(*arguments(implementation, inputs, values))
-            return _output(implementation, framework, returned, values)
+            yield
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # noqa: BLE001 - user code may raise anything, SystemExit included
         raise CallError(describe(error), _traceback(error)) from None
+
+
+@dataclass(frozen=True, eq=False)
+class Observation:
+    """A call and what it left in memory.
+
+    Attributes
+    ----------
+    output : what came back
+    after : values of the arrays that were passed, by name, read after the call
+    shared : names of those in whose memory y lies
+    reread : reads y again, as later calls have left it
+    """
+
+    output: Output
+    after: Mapping[str, Array]
+    shared: tuple[str, ...]
+    reread: Callable[[], Array]
+
+
+def observe(implementation: Implementation, inputs: Inputs) -> Observation:
+    """As `call`, and look at the memory of what was passed and of what came back. Raises what `call` raises."""
+    framework = require(implementation, inputs.device)
+    output, values, y = _called(implementation, framework, inputs)
+    given = {name: values[name] for name in ARRAYS if values[name] is not None}
+    after = {name: framework.to_values(native)[0] for name, native in given.items()}
+    shared = tuple(name for name, native in given.items() if framework.shares_memory(y, native))
+    return Observation(output, after, shared, lambda: framework.to_values(y)[0])
+
+
+def _called(
+    implementation: Implementation, framework: Framework, inputs: Inputs, around: Around | None = None
+) -> tuple[Output, dict[str, Any], Any]:
+    """What came back, the native arrays that were passed, and the native y."""
+    values = _values(implementation, framework, inputs)
+    with user_code(framework):
+        function = _function(implementation, framework, inputs, values)
+        passed = arguments(implementation, inputs, values)
+        returned = function(*passed) if around is None else around(function, passed)
+        output = _output(implementation, framework, returned, _left(implementation, function, values))
+        return output, values, _parts(implementation, returned)["y"]
 
 
 def arguments(implementation: Implementation, inputs: Inputs, values: dict[str, Any]) -> list[Any]:
@@ -52,13 +110,21 @@ def arguments(implementation: Implementation, inputs: Inputs, values: dict[str, 
     return [argument(name) for name in implementation.passes]
 
 
-def _values(implementation: Implementation, framework: Framework, inputs: Inputs) -> dict[str, Any]:
+def _left(implementation: Implementation, function: Any, values: dict[str, Any]) -> dict[str, Any]:
+    """The values after the call: a module may have put new arrays in the place of its running statistics."""
+    if implementation.module is None:
+        return values
+    names = [name for name in ("running_mean", "running_var") if name not in implementation.passes]
+    return values | {name: getattr(function, name, values[name]) for name in names}
+
+
+def _values(implementation: Implementation, framework: Framework, inputs: Inputs, every: bool = False) -> dict[str, Any]:
     momentum = inputs.momentum if inputs.momentum is not None else getattr(implementation.norm, "momentum", None)
     values: dict[str, Any] = {"training": inputs.training, "momentum": momentum}
     parameter_dtype = inputs.weight_dtype or inputs.dtype
     for name in ARRAYS:
         array: Array | None = getattr(inputs, name)
-        if array is not None and not implementation.takes(name):
+        if array is not None and not (every or implementation.takes(name)):
             raise ValueError(f"{name} given, but {implementation.name} does not take it")
         if name in ("x", "residual"):
             details = (inputs.dtype, inputs.device, inputs.layout)
@@ -91,15 +157,16 @@ def _output(implementation: Implementation, framework: Framework, returned: Any,
         written = implementation.module is not None or name in implementation.mutates
         if name not in parts and written and values[name] is not None:
             parts[name] = values[name]
-    rest = {name: framework.to_values(part)[0] for name, part in parts.items() if part is not None}
-    return Output(y, dtype, **rest)
+    rest = {name: framework.to_values(part) for name, part in parts.items() if part is not None}
+    dtypes = {"y": dtype} | {name: found for name, (_, found) in rest.items()}
+    return Output(y, dtype, **{name: array for name, (array, _) in rest.items()}, dtypes=dtypes)
 
 
 def _parts(implementation: Implementation, returned: Any) -> dict[str, Any]:
     """The results by name."""
     running = ("running_mean", "running_var") if implementation.norm.has_running else ()
     residual = ("new_residual",) if implementation.residual else ()
-    forms = [("y", *residual), ("y", *running, *residual)]
+    forms = [("y", *residual), ("y", *running, *residual)] if implementation.returns is None else [implementation.returns]
     results = tuple(returned) if isinstance(returned, tuple) else (returned,)
     for form in forms:
         if len(form) == len(results):

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from normcheck.contract import Contract
 from normcheck.formats import Array
-from normcheck.implementations.arrays import LAYOUTS, decode, encode
+from normcheck.implementations.arrays import LAYOUTS, VIEWS, decode, encode
 from normcheck.implementations.base import Implementation
 from normcheck.implementations.targets import Named
 from normcheck.norms import (
@@ -76,8 +76,10 @@ class Numpy:
 
     def snippet_array(self, name: str, dtype: str, device: str, layout: str, rank: int) -> str:
         """``x = x.astype(...)``."""
-        order = LAYOUTS[layout](rank)
         typed = f"astype({'np' if dtype in FLOATS[:3] else 'ml_dtypes'}.{dtype})"
+        if layout in VIEWS:
+            return f"{name} = {_VIEW_TEXTS[layout].format(f'{name}.{typed}', f'{name}.shape')}"
+        order = LAYOUTS[layout](rank)
         if layout == "contiguous":
             return f"{name} = {name}.{typed}"
         back = tuple(int(axis) for axis in np.argsort(order))
@@ -91,8 +93,25 @@ class Numpy:
         """The element itself."""
         return expression
 
+    def threads(self) -> int:
+        """One."""
+        return 1
+
+    def shares_memory(self, one: Any, other: Any) -> bool:
+        """Whether the memory of two arrays overlaps."""
+        return bool(np.may_share_memory(one, other))
+
 
 ADAPTER = Numpy()
+
+_VIEW_TEXTS = {
+    "strided": "np.repeat({0}, 2, -1)[..., ::2]",
+    "strided_rows": "np.repeat({0}, 2, 0)[::2]",
+    "sliced": "np.concatenate([{0}[..., :1], {0}, {0}[..., :1], {0}[..., :1]], -1)[..., 1:-2]",
+    "reversed": "{0}[..., ::-1].copy()[..., ::-1]",
+    "unaligned": "np.append({0}.ravel()[:1], {0}.ravel())[1:].reshape({1})",
+    "expanded": "np.broadcast_to({0}[:1], {1})",
+}
 
 
 def layer_norm(x: Native, weight: Native | None, bias: Native | None, eps: float) -> Native:

@@ -12,7 +12,7 @@ import numpy as np
 
 from normcheck.contract import Contract
 from normcheck.formats import Array
-from normcheck.implementations.arrays import encode
+from normcheck.implementations.arrays import VIEWS, encode
 from normcheck.implementations.base import Built, Implementation
 from normcheck.implementations.targets import Named
 from normcheck.norms import BatchNorm, GroupNorm, InstanceNorm, L2Norm, LayerNorm, Norm, RMSNorm
@@ -58,7 +58,11 @@ class Torch:
         """A tensor with exactly these values, in memory that torch has allocated; 16 and 8 bits through an integer view."""
         import torch
 
+        if layout == "reversed":
+            raise ValueError("layout='reversed', but torch has no negative strides")
         typed = encode(values, dtype, layout)
+        if layout in VIEWS:
+            return _viewed(typed, dtype, device)
         if dtype in _BITS:
             tensor = torch.from_numpy(typed.view(_BITS[dtype])).view(getattr(torch, dtype))
         else:
@@ -82,18 +86,50 @@ class Torch:
         module = module.to(device=device, dtype=getattr(torch, dtype)).train(training)
         for name, value in state.items():
             wrapped = torch.nn.Parameter(value, requires_grad=False) if name in ("weight", "bias") else value
+            if value.requires_grad:
+                # a plain tensor in the parameter's place, so that the gradient reaches the leaf itself
+                delattr(module, name)
+                wrapped = value
             setattr(module, name, wrapped)
         return module  # type: ignore[no-any-return]
 
+    def pull_back(
+        self, run: Callable[[dict[str, Any]], list[Any]], at: Mapping[str, Any], slopes: Sequence[Any], passes: int = 1
+    ) -> dict[str, Any]:
+        """Gradients by the tape, as ``.grad`` holds them. The activations x and residual are no leaves, as in a network."""
+        import torch
+
+        with torch.enable_grad():
+            leaves = {name: value.detach().requires_grad_(True) for name, value in at.items()}
+            outputs = run({name: leaf if name in _AFFINE else leaf.clone() for name, leaf in leaves.items()})
+            for left in range(passes, 0, -1):
+                torch.autograd.backward(outputs, slopes, retain_graph=left > 1)
+        return {name: leaf.grad for name, leaf in leaves.items()}
+
+    def pull_back_twice(
+        self, run: Callable[[dict[str, Any]], list[Any]], at: Mapping[str, Any], slope: Any, along: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Gradients of <gradients, along>, with respect to the leaves and, under ``"y"``, to the slope."""
+        import torch
+
+        with torch.enable_grad():
+            leaves = {name: value.detach().requires_grad_(True) for name, value in {**at, "y": slope}.items()}
+            first = torch.autograd.grad(
+                run({name: leaves[name] for name in at})[:1], [leaves[name] for name in at], leaves["y"], create_graph=True
+            )
+            second = torch.autograd.grad(first, list(leaves.values()), [along[name] for name in at], allow_unused=True)
+        return dict(zip(leaves, second, strict=True))
+
     def snippet_array(self, name: str, dtype: str, device: str, layout: str, rank: int) -> str:
         """``x = torch.from_numpy(x).to(...)``, exact because the values are the dtype's."""
-        text = f"{name} = torch.from_numpy({name}).to(torch.{dtype})"
+        text = f"torch.from_numpy({name}).to(torch.{dtype})"
         if layout == "channels_last":
             text += ".movedim(1, -1).contiguous().movedim(-1, 1)"
         elif layout == "transposed":
             order = tuple(reversed(range(rank)))
             text += f".permute({order}).contiguous().permute({order})"
-        return text if device == "cpu" else f"{text}.to({device!r})"
+        text = _VIEW_TEXTS.get(layout, "{0}").format(text if device == "cpu" else f"{text}.to({device!r})", f"{name}.shape")
+        return f"{name} = {text}"
 
     def snippet_bind(self, state: Iterable[str], training: bool, dtype: str, device: str) -> list[str]:
         """What `bind` does."""
@@ -107,8 +143,38 @@ class Torch:
         """``.item()``, which also serves tensors that require gradients."""
         return f"{expression}.item()"
 
+    def threads(self) -> int:
+        """The number of threads inside one operation."""
+        import torch
+
+        return int(torch.get_num_threads())
+
+    def shares_memory(self, one: Any, other: Any) -> bool:
+        """Whether two tensors lie in one storage."""
+        first, second = one.untyped_storage(), other.untyped_storage()
+        return bool(first.nbytes() > 0 and first.data_ptr() == second.data_ptr())
+
+
+def _viewed(typed: Any, dtype: str, device: str) -> Any:
+    """A tensor in a larger storage, as the array lies in its base."""
+    import torch
+
+    base = typed.base
+    bits = torch.from_numpy(base.view(_BITS[dtype])).view(getattr(torch, dtype)) if dtype in _BITS else torch.from_numpy(base)
+    start = typed.__array_interface__["data"][0] - base.__array_interface__["data"][0]
+    steps = [stride // typed.itemsize for stride in typed.strides]
+    return bits.clone().to(device).as_strided(typed.shape, steps, start // typed.itemsize)
+
 
 ADAPTER = Torch()
+
+_VIEW_TEXTS = {
+    "strided": "{0}.repeat_interleave(2, -1)[..., ::2]",
+    "strided_rows": "{0}.repeat_interleave(2, 0)[::2]",
+    "sliced": "torch.nn.functional.pad({0}, (1, 2), value=torch.nan)[..., 1:-2]",
+    "unaligned": "torch.nn.functional.pad({0}.flatten(), (1, 0))[1:].view({1})",
+    "expanded": "{0}[:1].expand({1})",
+}
 
 _F = "torch.nn.functional"
 _AFFINE = ("weight", "bias")
