@@ -1,6 +1,7 @@
 """The call layer: exact values in and out, what user code may do wrong, what a declaration may hold, and what is discovered."""
 
 import functools
+import importlib
 import importlib.metadata
 import operator
 import pickle
@@ -8,6 +9,7 @@ import sys
 import types
 import warnings
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -15,6 +17,7 @@ from normcheck.contract import Contract
 from normcheck.formats import FORMATS
 from normcheck.implementations import (
     LAYOUTS,
+    VIEWS,
     CallError,
     Implementation,
     Inputs,
@@ -27,6 +30,7 @@ from normcheck.implementations import (
     frameworks,
     implementations,
     load,
+    observe,
     registry,
     require,
 )
@@ -111,7 +115,7 @@ def test_layouts_change_the_strides_and_nothing_else(framework, layout, shape, s
 
 def test_layouts_are_refused_where_there_are_none():
     """An unknown layout, and channels-last without a spatial axis, are named."""
-    with pytest.raises(ValueError, match="layout='nchw', but should be one of contiguous, channels_last, transposed"):
+    with pytest.raises(ValueError, match="layout='nchw', but should be one of contiguous, channels_last, transposed, strided"):
         encode(X, "float32", "nchw")
     with pytest.raises(ValueError, match=r"layout='channels_last' with shape=\(2, 4\), but should have 3 dimensions or more"):
         encode(X, "float32", "channels_last")
@@ -632,3 +636,69 @@ class TestLoad:
 def test_the_contract_is_the_default_one():
     """Without a contract the usual fused kernel is claimed."""
     assert Implementation(abs, LayerNorm()).contract == Contract()
+
+
+@pytest.mark.parametrize("name", ["numpy", "torch"])
+@pytest.mark.parametrize("layout", VIEWS)
+def test_views_hold_the_values_in_a_larger_block(name, layout):
+    """Every layout with gaps gives the values asked for, with other strides or another start than a contiguous array."""
+    adapter = frameworks()[name]
+    if adapter.available() is not None:
+        pytest.skip(f"{name} is not installed")
+    values = np.repeat(np.arange(12.0).reshape(1, 3, 4), 2, axis=0)
+    if name == "torch" and layout == "reversed":
+        with pytest.raises(ValueError, match="layout='reversed', but torch has no negative strides"):
+            adapter.to_native(values, "bfloat16", layout=layout)
+        return
+    native = adapter.to_native(values, "bfloat16", layout=layout)
+    assert np.array_equal(adapter.to_values(native)[0], values)
+    scope = {"x": values, "np": np, name: importlib.import_module(name), "ml_dtypes": ml_dtypes}
+    exec(adapter.snippet_array("x", "bfloat16", "cpu", layout, 3), scope)  # noqa: S102 - our own text
+    pasted = scope["x"]
+    assert np.array_equal(adapter.to_values(pasted)[0], values)
+    steps = [2 * step for step in native.stride()] if name == "torch" else list(native.strides)
+    assert steps == ([2 * step for step in pasted.stride()] if name == "torch" else list(pasted.strides))
+    begins = native.storage_offset() if name == "torch" else native.base.size - native.size
+    assert begins or steps != list(encode(values, "bfloat16").strides)
+
+
+def test_samples_that_differ_cannot_be_expanded():
+    """One sample in memory cannot stand for samples that differ."""
+    with pytest.raises(ValueError, match="layout='expanded', but the samples along the first axis differ"):
+        encode(X, "float32", "expanded")
+
+
+def test_observe_sees_what_was_written_and_what_is_shared():
+    """The arrays as the call left them, those in whose memory the output lies, and the output after later calls."""
+
+    def in_place(x, weight, bias):
+        x += 1
+        return x
+
+    seen = observe(numpy_implementation(in_place), Inputs(X, weight=np.ones(4)))
+    assert np.array_equal(seen.after["x"], X + 1)
+    assert np.array_equal(seen.after["weight"], np.ones(4))
+    assert seen.shared == ("x",)
+    buffer = np.zeros((2, 4))
+
+    def reuse(x, weight, bias):
+        buffer[:] = x
+        return buffer
+
+    first = observe(numpy_implementation(reuse), Inputs(X))
+    assert first.shared == ()
+    observe(numpy_implementation(reuse), Inputs(-X))
+    assert np.array_equal(first.output.y, X)
+    assert np.array_equal(first.reread(), -X)
+
+
+def test_threads_are_pinned_and_read_back():
+    """What `pin_threads` sets, `threads` reads."""
+    for name in ("numpy", "torch"):
+        adapter = frameworks()[name]
+        if adapter.available() is not None:
+            continue
+        before = adapter.threads()
+        adapter.pin_threads(2)
+        assert adapter.threads() == (1 if name == "numpy" else 2)
+        adapter.pin_threads(before)
