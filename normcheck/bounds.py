@@ -110,7 +110,7 @@ class RowErrors:
     def bound(self, allowed: ErrorClass) -> Array:
         """E of the module docstring, (R, D), with the reference's own err added; not finite where nothing can be promised."""
         with np.errstate(all="ignore"):
-            inner = self._standardized_error(allowed) * (1 + 4 * self.compute.u * (allowed.height + 8))
+            inner = self.standardized(allowed) * (1 + 4 * self.compute.u * (allowed.height + 8))
             return self._affine_error(inner) + self.certified.err + self._underflow()
 
     def tau(self, allowed: ErrorClass) -> Array:
@@ -136,19 +136,27 @@ class RowErrors:
             fits = (spread < top) & total_fits if not self.given else np.ones(len(self.rows), bool)
             return fits & (cert.scale >= floor) & (cert.scale < np.inf)
 
-    def _standardized_error(self, allowed: ErrorClass) -> Array:
-        u, cert, std = self.compute.u, self.certified, self.standardization
-        share = cert.sigma / cert.scale
-        tau = self.tau(allowed)
-        phi = np.zeros_like(share) if self.given else self._phi(share)
-        gain = u * (0.5 * (allowed.height + (4 if std.center else 2)) * phi + allowed.roundings) + self._quadratic(tau, share)
-        if allowed.merges:
-            gain = gain + np.where(share > 0, math.sqrt(2) * tau * phi / np.where(share > 0, share, 1), 0)
+    def gain(self, allowed: ErrorClass) -> Array:
+        """Relative error of the factor r by which deviations become the standardized value, (R,), the roundings of n included."""
+        cert = self.certified
+        with np.errstate(all="ignore"):
+            share = cert.sigma / cert.scale
+            tau = self.tau(allowed)
+            phi = np.zeros_like(share) if self.given else self._phi(share)
+            lost = 4 if self.standardization.center else 2
+            gain = self.compute.u * (0.5 * (allowed.height + lost) * phi + allowed.roundings) + self._quadratic(tau, share)
+            if allowed.merges:
+                gain = gain + np.where(share > 0, math.sqrt(2) * tau * phi / np.where(share > 0, share, 1), 0)
+            return np.asarray(gain)
+
+    def standardized(self, allowed: ErrorClass) -> Array:
+        """Error of the standardized value n, (R, D), to first order in u(H+8)."""
+        cert = self.certified
         applied = np.zeros_like(self.rows)
-        if std.center:
+        if self.standardization.center:
             twice = 2 if self.given else 1
-            applied = (np.abs(self.rows) + twice * np.abs(cert.mean)[:, None]) / cert.scale[:, None] * u
-        return tau[:, None] + applied + np.abs(self._normalized()) * gain[:, None]
+            applied = (np.abs(self.rows) + twice * np.abs(cert.mean)[:, None]) / cert.scale[:, None] * self.compute.u
+        return self.tau(allowed)[:, None] + applied + np.abs(self.normalized) * self.gain(allowed)[:, None]
 
     def _phi(self, share: Array) -> Array:
         std = self.standardization
@@ -168,13 +176,15 @@ class RowErrors:
             return np.asarray(0.5 * square)
         return np.asarray(np.minimum(np.sqrt(square), square / (2 * np.where(share > 0, share, 1e-300))))
 
-    def _normalized(self) -> Array:
+    @property
+    def normalized(self) -> Array:
+        """n in float64, (R, D); for bounds, never for judging."""
         return (self.rows - self.certified.mean[:, None]) / self.certified.scale[:, None]
 
     def _affine_error(self, inner: Array) -> Array:
         u = self.compute.u
         if self.weight is not None:
-            scaled = np.abs(self.weight * self._normalized())
+            scaled = np.abs(self.weight * self.normalized)
             inner = inner * np.abs(self.weight) + u * scaled * (2 if self.offset else 1)
         if self.bias is not None:
             inner = inner + u * (np.abs(self.certified.hi) + np.abs(self.bias))
