@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
 from normcheck.formats import FORMATS, Array, Format
 from normcheck.reference import certification as c
+from normcheck.reference.problem import Problem
 
 pytest.importorskip("flint", reason="python-flint is missing: pip install normcheck[exact]")
 
@@ -18,7 +17,9 @@ def test_sample_of_all_regimes() -> None:
     found = c.certification(10_000, seed=1)
     assert found.passed, found.examples
     assert sum(tally.elements for tally in found.forward.values()) >= 10_000
-    assert all(tally.elements for tally in found.forward.values())
+    for tallies in (found.forward, found.backward):
+        assert all(tally.elements > 0 for tally in tallies.values())
+    assert sum(tally.uncertified for tally in found.backward.values()) == 0
 
 
 @pytest.mark.slow
@@ -31,14 +32,14 @@ def test_every_regime_at_length() -> None:
 
 def test_a_wrong_reference_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """One ulp off in one element per call is counted and shown."""
-    sound = c.correctly_rounded
+    sound = c.round_problem
 
-    def off_by_one(rows: Array, *given: Any, fmt: Format, **options: Any) -> Array:
-        got = sound(rows, *given, fmt=fmt, **options)
+    def off_by_one(p: Problem, fmt: Format, counts: dict[str, int]) -> Array:
+        got = sound(p, fmt, counts)
         got[0, 0] = fmt.next_up(got[0, 0]) if np.isfinite(got[0, 0]) else 0.0
         return got
 
-    monkeypatch.setattr(c, "correctly_rounded", off_by_one)
+    monkeypatch.setattr(c, "round_problem", off_by_one)
     found = c.certification(300, seed=0)
     assert not found.passed
     assert found.examples

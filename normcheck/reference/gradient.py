@@ -67,7 +67,6 @@ class Backward:
         for chosen in row_blocks(*self.shape, elements):
             yield chosen, self.rows(chosen)
 
-
     def finite(self) -> Backward:
         """The same with 0 for whatever is not finite."""
         besides = None if self.besides is None else finite_or_zero(self.besides)

@@ -157,6 +157,4 @@ def _triple(values: Values) -> Triple:
     return Triple(values.hi, values.lo, values.err)
 
 
-FORWARD: Rungs[Problem] = Rungs(
-    lambda p: _triple(level0(p)), in_range, lambda p: _triple(level1(p)), exceptional, exact_elements
-)
+FORWARD: Rungs[Problem] = Rungs(lambda p: _triple(level0(p)), in_range, lambda p: _triple(level1(p)), exceptional, exact_elements)

@@ -119,9 +119,7 @@ def round_block(work: Work, rungs: Rungs[Work], fmt: Format, counts: dict[str, i
     return out
 
 
-def climb(
-    work: Work, rungs: Rungs[Work], settled: Mask, out: Array, rows: Index, fmt: Format, counts: dict[str, int]
-) -> None:
+def climb(work: Work, rungs: Rungs[Work], settled: Mask, out: Array, rows: Index, fmt: Format, counts: dict[str, int]) -> None:
     """Settle in ``out[rows]`` what float64 has left open: by IEEE rules, by double-double, by exact arithmetic."""
     mask, ieee = rungs.exceptional(work)
     better, proved = settle(rungs.double_double(work.finite()), fmt)

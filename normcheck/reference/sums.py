@@ -124,9 +124,7 @@ class _Work:
     factor: Factor
 
 
-def parameter_gradient(
-    p: Problem, dy: Any, fold: Fold, factor: Factor, fmt: Format, counts: dict[str, int]
-) -> Array:
+def parameter_gradient(p: Problem, dy: Any, fold: Fold, factor: Factor, fmt: Format, counts: dict[str, int]) -> Array:
     """Sums of dy times a factor per parameter, rounded; (period, K) float64.
 
     ``counts`` are raised by ``elements``, ``level1``, ``level2``, ``ties`` and ``uncertified``.
