@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -18,6 +18,8 @@ ALL = ("float32", *HALF)
 USUAL = Contract()
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+Role = Callable[[Callable[..., Any]], Mapping[str, Any]]
+"""Makes of the decorated code the fields of `Implementation` that hold it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +34,7 @@ class Fault:
     provenance : the public reports that it re-tells, such as ``"pytorch/pytorch#51102"``
     implementation : the broken code and what it claims to be
     expected : ids of the checks that find it, as an error or a warning: the first in every one of its dtypes, the others in one
+    profile : the least thorough profile that finds it
     """
 
     name: str
@@ -40,6 +43,7 @@ class Fault:
     provenance: tuple[str, ...]
     implementation: Implementation
     expected: tuple[str, ...]
+    profile: str = "quick"
 
     @property
     def dtypes(self) -> tuple[str, ...]:
@@ -77,12 +81,16 @@ def fault(
     expected: tuple[str, ...] = ("accuracy",),
     dtypes: tuple[str, ...] = ALL,
     contract: Contract = USUAL,
+    profile: str = "quick",
+    role: Role | None = None,
     **options: Any,
 ) -> Callable[[_Function], _Function]:
     """Make the decorated function a fault of the zoo; the first line of its docstring is the statement.
 
     The function's parameters are named for what it takes: x weight bias running_mean running_var training momentum, or a setting
     of the norm such as eps; ``*_`` stands for running statistics that are given and not used. ``options`` go to `Implementation`.
+    Where the decorated code is something else, such as a module's factory or a block, ``role`` makes of it the fields of
+    `Implementation` that hold it.
 
     Raises
     ------
@@ -90,8 +98,8 @@ def fault(
     """
 
     def add(function: _Function) -> _Function:
-        made = _implementation(function, norm, dtypes, contract, options)
-        _FAULTS[made.name] = Fault(made.name, kind, _statement(function), provenance, made, expected)
+        made = _implementation(function, norm, dtypes, contract, options, role)
+        _FAULTS[made.name] = Fault(made.name, kind, _statement(function), provenance, made, expected, profile)
         return function
 
     return add
@@ -103,6 +111,7 @@ def sound_norm(
     dtypes: tuple[str, ...] = ALL,
     contract: Contract = USUAL,
     warns: tuple[str, ...] = (),
+    role: Role | None = None,
     **options: Any,
 ) -> Callable[[_Function], _Function]:
     """Make the decorated function a member of the sound collection; parameters as for `fault`.
@@ -113,7 +122,7 @@ def sound_norm(
     """
 
     def add(function: _Function) -> _Function:
-        made = _implementation(function, norm, dtypes, contract, options)
+        made = _implementation(function, norm, dtypes, contract, options, role)
         _SOUND[made.name] = made
         if warns:
             _WARNINGS[made.name] = warns
@@ -123,14 +132,22 @@ def sound_norm(
 
 
 def _implementation(
-    function: Callable[..., Any], norm: Norm, dtypes: tuple[str, ...], contract: Contract, options: dict[str, Any]
+    function: Callable[..., Any],
+    norm: Norm,
+    dtypes: tuple[str, ...],
+    contract: Contract,
+    options: dict[str, Any],
+    role: Role | None,
 ) -> Implementation:
     name = function.__name__.replace("_", "-")
     if name in _FAULTS or name in _SOUND:
         raise ValueError(f"{function.__module__}: {name!r} names another fault or sound norm already")
+    given = {"validates": False} | options
+    if role is not None:
+        return Implementation(norm=norm, contract=contract, name=name, dtypes=dtypes, **role(function), **given)
     taken = [name for name in inspect.signature(function).parameters if name != "_"]
     unused = ("running_mean", "running_var") if "_" in inspect.signature(function).parameters else ()
-    return Implementation(function, norm, contract, name, dtypes=dtypes, arguments=(*taken, *unused), **options)
+    return Implementation(function, norm, contract, name, dtypes=dtypes, arguments=(*taken, *unused), **given)
 
 
 def _statement(function: Callable[..., Any]) -> str:
