@@ -34,7 +34,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 
@@ -45,6 +45,18 @@ from normcheck.reference import Certified
 
 ClassName = Literal["strict", "tree", "sequential"]
 CLASS_NAMES: tuple[ClassName, ...] = ("strict", "tree", "sequential")
+
+
+class Exact(Protocol):
+    """Exact values up to a known error: hi + lo."""
+
+    @property
+    def hi(self) -> Array:
+        """The value rounded to float64."""
+
+    @property
+    def lo(self) -> Array:
+        """The rest."""
 
 
 @dataclass(frozen=True)
@@ -228,7 +240,7 @@ class Judgement:
         return float(np.where(self.judged, self.ratio, 0.0).max(initial=0.0))
 
 
-def distance(output: Array, certified: Certified, fmt: Format) -> Array:
+def distance(output: Array, certified: Exact, fmt: Format) -> Array:
     """Distance of the exact values from the outputs' rounding cells in ``fmt``, >= 0, (R, D); 0 where they round to them.
 
     The cell of an output reaches half way to its neighbours: on the side of zero of a power of two only half as far. Infinite
@@ -246,7 +258,7 @@ def distance(output: Array, certified: Certified, fmt: Format) -> Array:
         return np.where(np.isfinite(output), finite, np.where(np.isnan(output), np.inf, beyond))
 
 
-def judge(output: Array, certified: Certified, bound: Array, fmt: Format, judged: Mask, gap: Array | None = None) -> Judgement:
+def judge(output: Array, certified: Exact, bound: Array, fmt: Format, judged: Mask, gap: Array | None = None) -> Judgement:
     """Hold outputs against the exact values: conforming iff RN(y - E) <= output <= RN(y + E), that is distance/E <= 1.
 
     Parameters
@@ -303,7 +315,7 @@ def judge_before_weight(
     return Judgement(np.where(covered, ratio, 0.0), covered, error, reach + slack)
 
 
-def vacuous(certified: Certified, bound: Array, judged: Mask) -> bool:
+def vacuous(certified: Exact, bound: Array, judged: Mask) -> bool:
     """Whether the bound says nothing: E > |y|/10 at every judged element."""
     with np.errstate(all="ignore"):
         telling = judged & (bound <= np.abs(certified.hi) / 10)

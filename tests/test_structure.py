@@ -18,7 +18,7 @@ TESTS = Path(__file__).parent
 
 FLOORS = (
     ("formats", "norms", "contract"),
-    ("reference", "bounds", "regimes"),
+    ("reference", "bounds", "gradient_bounds", "regimes"),
     ("implementations", "faults", "results"),
     ("checks",),
     ("audit", "born", "ledger", "history", "identify", "power", "depth"),

@@ -1,0 +1,262 @@
+"""A-priori bounds on the error of a conforming backward pass, per element.
+
+Notation of `normcheck.bounds`; g = (offset + w)*dy, bars are means over the D elements of a row, N' the divisor of s2, and T the
+root under S: T = S for eps ``inside``, sigma for ``outside``. With k = S/T, p = D*k/N' (1 for an ordinary LayerNorm) and
+q = p*mean(g*n),
+
+    dx = r*(g - gbar - n*q),
+
+without gbar where no mean is subtracted, and without n*q where S does not move with x: statistics that are given, elements
+outside the statistic, a maximum that takes eps.
+
+**Input.** To first order in u and with the second-order products of tau and rho written out:
+
+* r is off by rho, the gain of the forward pass; n by |n|*rho + tau. Statistics that are saved for the backward pass in a
+  narrower format of unit roundoff u_s add u_s to rho and u_s*r*|mu| to tau.
+* g costs u (2u with an offset), gbar (H+2)*u*G with G = mean|g|, their difference u: in all u*(3|g| + (H+5)*G).
+* q is a sum of products: u*(H+7)*Q with Q = p*mean|g*n|; its factors n bring rho*|q| and, because their common error meets the
+  sum of g, tau*p*|gbar|; k brings the relative error of T. A kernel may sum g*x and g apart and subtract mu times the second
+  from the first: that costs (H+4)*u*p*r*(mean|g*x| + |mu|*G). Altogether this is dq.
+* Differentiated step by step, c = x - mean(x) turns the gradient v of c into v - mean(v), where v already holds n*q: one more
+  mean, (H+3)*u*|q|*mean|n| + tau*|q|.
+* In place of n*q a kernel may form a*x + b with a = r*q, b = -a*mu: 4u*r*|q|*(|x|+|mu|).
+
+::
+
+    E_dx = |dx|*(rho+3u) + r*(1+rho)*( u*(3|g|+(H+5)*G) + 6u*|n*q| + |n|*dq + (|n|*rho+tau)*(|q|+dq)
+           + (H+3)*u*|q|*mean|n| + tau*|q| + 4u*r*|q|*(|x|+|mu|) )
+
+With given statistics E_dx = |dx|*(rho+3u). A second gradient that is added, as a residual's is, costs one rounding of the sum,
+and one to storage of the part that came through the norm. With the cast ``before_weight`` g is formed in the storage format, of
+unit roundoff u_x: u_x*(|g| + G + |n|*Q) more, in the brackets.
+
+**Branches.** Code that converts x to the compute format at several places gives x several gradients, each of which autograd
+rounds to storage before it adds them. They are as large as r*(|g| + |n*q| + G + mean|n|*|q|), and no more than four: 4*u_x times
+this.
+
+**Parameters.** dweight = sum(dy*n) and dbias = sum(dy) over the M elements that meet the parameter. With E_n the error of n and
+H_M additions on a path,
+
+::
+
+    E_dw = sum |dy|*(E_n + (H_M+3)*u*|n|)           E_db = (H_M+1)*u*sum|dy|
+
+A kernel for parameters that belong to channels may sum dy*x and dy apart: (H_M+4)*u*r*(|x|+|mu|) in place of (H_M+3)*u*|n|. With
+the cast ``before_weight`` n is rounded to storage and so is the product: 2*u_x*|n| more. H_M = M passes: real kernels add rows
+one after the other. H_M = 32 + ceil(log2 M) is what a tree needs, and is the better grade.
+
+Sources: the exact formulas are those of `normcheck.reference.gradient`; errors of sums as in `normcheck.bounds`.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from normcheck.bounds import ErrorClass, RowErrors
+from normcheck.formats import Array, Format, Mask
+from normcheck.norms import Fold
+
+_BRANCHES = 4
+
+
+def per_parameter(fold: Fold, rows: Array) -> Array:
+    """Sum elements (R, D) over all that meet the same parameter, (parameters,): the transpose of ``fold.affine``."""
+    periods = rows.reshape(-1, fold.period, fold.width).sum(axis=0)
+    return np.asarray(periods.reshape(fold.period, -1, fold.repeat or fold.width).sum(axis=2).reshape(-1))
+
+
+@dataclass(frozen=True, eq=False)
+class GradientErrors:
+    """The quantities of a backward pass from which the bound of any error class follows.
+
+    Attributes
+    ----------
+    forward : those of the forward pass
+    dy : gradient of the output, (R, D)
+    fold : how parameters lie along the rows
+    storage : format of x and of its gradient
+    saved : format in which statistics are kept for the backward pass, None for the compute format
+    inner : whether weight and gradient meet in the storage format, as with the cast ``before_weight``
+    besides : whether another gradient is added to that of x
+    """
+
+    forward: RowErrors
+    dy: Array
+    fold: Fold
+    storage: Format
+    saved: Format | None = None
+    inner: bool = False
+    besides: bool = False
+
+    def dx(self, allowed: ErrorClass, exact: Array) -> Array:
+        """E_dx of the module docstring, (R, D); not finite where nothing can be promised.
+
+        Parameters
+        ----------
+        exact : dx in float64, (R, D)
+        """
+        u, r = self.forward.compute.u, self._r
+        with np.errstate(all="ignore"):
+            rho = self._rho(allowed)[:, None]
+            error = np.abs(exact) * (rho + 3 * u)
+            if not self.forward.given:
+                error = error + r * (1 + rho) * self._brackets(allowed)
+            if self.besides:
+                error = error + u * np.abs(exact) + self.storage.u * self._through_norm(exact)
+            error = error * (1 + 4 * u * (allowed.height + 8)) + self._underflow(allowed)
+            return np.where(self._settled(allowed)[:, None], error, np.inf)
+
+    def branches(self) -> Array:
+        """What autograd loses where x has several gradients, each rounded to storage, (R, D)."""
+        with np.errstate(all="ignore"):
+            n, q = np.abs(self._n), np.abs(self._q)
+            size = self._r * (np.abs(self._g) + n * q + self._mean(np.abs(self._g)) + self._mean(n) * q)
+            return np.asarray(_BRANCHES * self.storage.u * size)
+
+    def dweight(self, allowed: ErrorClass, height: int) -> Array:
+        """E_dw of the module docstring, (parameters,), for sums of this height."""
+        forward, u = self.forward, self.forward.compute.u
+        with np.errstate(all="ignore"):
+            n = np.abs(self._standardized)
+            error = forward.standardized(allowed)
+            if self.saved is not None:
+                error = error + self.saved.u * (n + np.abs(forward.certified.mean)[:, None] * self._r)
+            if self.inner:
+                error = error + 2 * self.storage.u * n
+            summed = (height + 3) * u * n
+            if self.fold.repeat != 1 and forward.standardization.center:
+                summed = (height + 4) * u * self._r * (np.abs(forward.rows) + np.abs(forward.certified.mean)[:, None])
+            total = per_parameter(self.fold, np.abs(self.dy) * (error + summed)) * (1 + 4 * u * (allowed.height + 8))
+            return total + (height + 1) * forward.compute.min_subnormal
+
+    def dbias(self, height: int) -> Array:
+        """E_db of the module docstring, (parameters,), for sums of this height."""
+        compute = self.forward.compute
+        return (height + 1) * (compute.u * per_parameter(self.fold, np.abs(self.dy)) + compute.min_subnormal)
+
+    @property
+    def terms(self) -> int:
+        """M, the number of elements that meet one parameter."""
+        return self.dy.size // max(self.fold.period * (self.fold.width // self.fold.repeat if self.fold.repeat else 1), 1)
+
+    def heights(self) -> dict[str, int]:
+        """H_M of the classes of sums over rows."""
+        tree = 32 + math.ceil(math.log2(max(self.terms, 1)))
+        return {"tree": tree, "sequential": max(self.terms, tree)}
+
+    def judged(self) -> Mask:
+        """Which rows can be judged, (R,): those of the forward pass on which r**3 and its reciprocal are in range as well."""
+        top = (self.forward.compute.emax + 1) / 3
+        scale = self.forward.certified.scale
+        with np.errstate(all="ignore"):
+            return np.asarray(self.forward.judged() & (scale > 2.0**-top) & (scale < 2.0**top))
+
+    @functools.cached_property
+    def _r(self) -> Array:
+        return (1.0 / self.forward.certified.scale)[:, None]
+
+    @functools.cached_property
+    def _g(self) -> Array:
+        return self.dy if self.forward.weight is None else self.forward.weight * self.dy
+
+    @functools.cached_property
+    def _standardized(self) -> Array:
+        return self.forward.normalized
+
+    @functools.cached_property
+    def _n(self) -> Array:
+        """n where it moves S, else 0."""
+        count = self.forward.standardization.count(self.fold.width)
+        return np.where(np.arange(self.fold.width) < count, self._standardized, 0.0)
+
+    @functools.cached_property
+    def _p(self) -> Array:
+        std, cert = self.forward.standardization, self.forward.certified
+        if self.forward.given:
+            return np.zeros((len(cert.scale), 1))
+        k = np.ones_like(cert.scale)
+        if std.placement == "outside":
+            k = np.where(cert.sigma > 0, cert.scale / np.where(cert.sigma > 0, cert.sigma, 1.0), 0.0)
+        if std.placement in ("max", "max_inside"):
+            k = np.where(cert.sigma >= cert.scale * (1 - 2.0**-30), 1.0, 0.0)
+        return (k * self.fold.width / std.divisor(self.fold.width))[:, None]
+
+    @functools.cached_property
+    def _q(self) -> Array:
+        return self._p * self._mean(self._g * self._standardized)
+
+    def _mean(self, values: Array) -> Array:
+        return np.asarray(values.mean(axis=1, keepdims=True))
+
+    def _rho(self, allowed: ErrorClass) -> Array:
+        return self.forward.gain(allowed) + (0.0 if self.saved is None else self.saved.u)
+
+    def _tau(self, allowed: ErrorClass) -> Array:
+        tau = self.forward.tau(allowed)[:, None]
+        if self.saved is not None:
+            tau = tau + self.saved.u * self._r * np.abs(self.forward.certified.mean)[:, None]
+        return tau
+
+    def _root_error(self, allowed: ErrorClass) -> Array:
+        """Relative error of T beside that of S, (R, 1)."""
+        cert, std = self.forward.certified, self.forward.standardization
+        if std.placement != "outside":
+            return np.zeros((len(cert.scale), 1))
+        return self._spread_error(allowed)
+
+    def _spread_error(self, allowed: ErrorClass) -> Array:
+        """Relative error of sigma, (R, 1)."""
+        cert = self.forward.certified
+        share = np.where(cert.sigma > 0, cert.sigma / cert.scale, np.nan)[:, None]
+        tau = self.forward.tau(allowed)[:, None] / share
+        merged = math.sqrt(2) * tau if allowed.merges else 0.0
+        own = self.forward.compute.u * (0.5 * (allowed.height + 4) + allowed.roundings)
+        return np.nan_to_num(own + tau * tau + merged, nan=0.0)
+
+    def _settled(self, allowed: ErrorClass) -> Mask:
+        """Rows on which it is certain which side a maximum takes, (R,)."""
+        cert, std = self.forward.certified, self.forward.standardization
+        if self.forward.given or std.placement not in ("max", "max_inside"):
+            return np.ones(len(cert.scale), bool)
+        eps = std.eps if std.placement == "max" else math.sqrt(std.eps)
+        margin = 2 * self._spread_error(allowed)[:, 0] + 2.0**-30
+        return np.asarray(np.abs(cert.sigma - eps) > margin * np.maximum(cert.sigma, eps))
+
+    def _brackets(self, allowed: ErrorClass) -> Array:
+        u, h, center = self.forward.compute.u, allowed.height, self.forward.standardization.center
+        x, mu = np.abs(self.forward.rows), np.abs(self.forward.certified.mean)[:, None]
+        rho, tau = self._rho(allowed)[:, None], self._tau(allowed)
+        g, n, q, r = np.abs(self._g), np.abs(self._n), np.abs(self._q), self._r
+        size = self._mean(g) if center else 0.0
+        moved = n * rho + np.where(self._n != 0, tau, 0.0)
+        products = self._p * self._mean(np.abs(self._g * self._standardized))
+        dq = self._dq(allowed, products, rho, tau)
+        error = u * (3 * g + (h + 5) * size) + 6 * u * n * q + n * dq + moved * (q + dq)
+        error = error + 4 * u * r * q * np.where(n > 0, x + mu, 0.0)
+        if center:
+            error = error + ((h + 3) * u * self._mean(n) + tau) * q
+        if self.inner:
+            error = error + self.storage.u * (g + size + n * products)
+        return error
+
+    def _dq(self, allowed: ErrorClass, products: Array, rho: Array, tau: Array) -> Array:
+        u, h = self.forward.compute.u, allowed.height
+        mu = np.abs(self.forward.certified.mean)[:, None]
+        apart = self._p * self._r * (self._mean(np.abs(self._g * self.forward.rows)) + mu * self._mean(np.abs(self._g)))
+        own = u * ((h + 7) * products + (h + 4) * apart)
+        return own + (rho + self._root_error(allowed)) * np.abs(self._q) + tau * self._p * np.abs(self._mean(self._g))
+
+    def _through_norm(self, exact: Array) -> Array:
+        """Size of the part of dx that came through the norm."""
+        if self.forward.given:
+            return np.abs(self._r * self._g)
+        centred = self._g - self._mean(self._g) if self.forward.standardization.center else self._g
+        return np.abs(self._r * (centred - self._n * self._q))
+
+    def _underflow(self, allowed: ErrorClass) -> Array:
+        eta, h, r = self.forward.compute.min_subnormal, allowed.height, self._r
+        return eta * (2 + (h + 4) * r * (1 + np.abs(self._n) * (1 + r) * np.abs(self._p)))
