@@ -156,7 +156,7 @@ def norm_in_the_input_dtype(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return finish(x, x.float() / length.clamp(min=eps), weight)
 
 
-@fault("K03", "neuroneural/brainchop-cli#56", norm=BatchNorm(), dtypes=ALL)
+@fault("K03", "neuroneural/brainchop-cli#56", norm=BatchNorm(), training=True, dtypes=ALL)
 def batch_norm_squares_in_float16(x: Tensor, weight: Tensor, bias: Tensor, eps: float, *_: Tensor) -> Tensor:
     """The squares of a channel are formed in float16 and averaged in float32."""
     wide, axes = x.float(), (0, *range(2, x.dim()))

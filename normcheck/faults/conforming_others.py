@@ -117,7 +117,7 @@ def partial_root_mean_square(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return finish(x, wide * (square + eps).rsqrt(), weight)
 
 
-@sound_norm(BatchNorm(), warns=_OVERFLOW)
+@sound_norm(BatchNorm(), training=True, warns=_OVERFLOW)
 def batch_norm_in_two_passes(x: Tensor, weight: Tensor, bias: Tensor, eps: float, *_: Tensor) -> Tensor:
     """Training: the batch's mean, then its variance, per channel."""
     wide, axes = x.float(), (0, *range(2, x.dim()))

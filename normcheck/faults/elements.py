@@ -45,7 +45,7 @@ def padding_counted_in_the_mean_square(x: Tensor, weight: Tensor, eps: float) ->
     return finish(x, x.float() * (square + eps).rsqrt(), weight)
 
 
-@fault("K16", "tensorflow/tensorflow#30161", norm=BatchNorm())
+@fault("K16", "tensorflow/tensorflow#30161", norm=BatchNorm(), training=True)
 def batch_norm_of_a_padded_batch(x: Tensor, weight: Tensor, bias: Tensor, eps: float, *_: Tensor) -> Tensor:
     """One sample of zeros is counted in the statistics of every channel."""
     import torch
@@ -144,7 +144,7 @@ def interleaved_groups(x: Tensor, weight: Tensor, bias: Tensor, num_groups: int,
     return finish_channels(x, n.reshape(x.shape), weight, bias)
 
 
-@fault("K19", "pytorch/pytorch#81985", norm=BatchNorm())
+@fault("K19", "pytorch/pytorch#81985", norm=BatchNorm(), training=True)
 def batch_norm_over_the_batch_only(x: Tensor, weight: Tensor, bias: Tensor, eps: float, *_: Tensor) -> Tensor:
     """Every position in space has statistics of its own."""
     wide = x.float()
@@ -159,7 +159,7 @@ def instance_norm_over_channels(x: Tensor, weight: Tensor, bias: Tensor, eps: fl
     return finish_channels(x, (c * (variance + eps).rsqrt()).reshape(x.shape), weight, bias)
 
 
-@fault("K19", "tensorflow/tensorflow#39942", norm=BatchNorm(), channel_axis=-1)
+@fault("K19", "tensorflow/tensorflow#39942", norm=BatchNorm(), training=True, channel_axis=-1)
 def channels_last_statistics_of_axis_one(x: Tensor, weight: Tensor, bias: Tensor, eps: float, *_: Tensor) -> Tensor:
     """Channels-last input is averaged as if axis 1 held the channels."""
     wide, axes = x.float(), (0, *range(2, x.dim()))
@@ -175,7 +175,7 @@ def batch_statistics_in_evaluation(x: Tensor, weight: Tensor, bias: Tensor, eps:
     return finish_channels(x, c * ((c * c).mean(axes, keepdim=True) + eps).rsqrt(), weight, bias)
 
 
-@fault("K33", "pytorch/pytorch#4348", norm=BatchNorm())
+@fault("K33", "pytorch/pytorch#4348", norm=BatchNorm(), training=True)
 def running_statistics_in_training(
     x: Tensor, weight: Tensor, bias: Tensor, running_mean: Tensor, running_var: Tensor, eps: float
 ) -> Tensor:

@@ -76,7 +76,7 @@ def maximum_of_sigma_and_eps(x: Tensor, weight: Tensor, bias: Tensor, eps: float
     return finish(x, c / variance.sqrt().clamp(min=eps), weight, bias)
 
 
-@fault("K05", "vacancy/Synchronized-BatchNorm-PyTorch#43", norm=BatchNorm(), expected=_PLACED)
+@fault("K05", "vacancy/Synchronized-BatchNorm-PyTorch#43", norm=BatchNorm(), training=True, expected=_PLACED)
 def clamped_variance(x: Tensor, weight: Tensor, bias: Tensor, eps: float, *_: Tensor) -> Tensor:
     """The denominator is sqrt(max(variance, eps))."""
     wide, axes = x.float(), (0, *range(2, x.dim()))
@@ -128,7 +128,7 @@ def eps_1e5_for_1e6(x: Tensor, weight: Tensor) -> Tensor:
     return finish(x, wide * (square + 1e-5).rsqrt(), weight)
 
 
-@fault("K06", "gzuidhof/nn-transfer#3", norm=BatchNorm(), expected=_PLACED)
+@fault("K06", "gzuidhof/nn-transfer#3", norm=BatchNorm(), training=True, expected=_PLACED)
 def eps_of_another_framework(x: Tensor, weight: Tensor, bias: Tensor, *_: Tensor) -> Tensor:
     """eps is Keras' 1e-3 where torch's 1e-5 was meant."""
     wide, axes = x.float(), (0, *range(2, x.dim()))

@@ -118,7 +118,7 @@ def annotated_transformer(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -
     return finish(x, (wide - mean(wide)) / (wide.std(-1, keepdim=True) + eps), weight, bias)
 
 
-@fault("K09", "tinygrad/tinygrad#807", "pytorch/pytorch#22617", norm=BatchNorm())
+@fault("K09", "tinygrad/tinygrad#807", "pytorch/pytorch#22617", norm=BatchNorm(), training=True)
 def batch_norm_by_the_unbiased_variance(x: Tensor, weight: Tensor, bias: Tensor, eps: float, *_: Tensor) -> Tensor:
     """The batch is normalized by the variance that belongs into the running average."""
     wide, axes = x.float(), (0, *range(2, x.dim()))
@@ -142,12 +142,11 @@ def instance_norm_by_the_unbiased_variance(x: Tensor, weight: Tensor, bias: Tens
     return finish_channels(x, n, weight, bias)
 
 
-@fault("K29", "pytorch/pytorch#69208", norm=LAYER_NORM)
-def weight_only_with_bias(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
-    """Without a bias the weight is left out, too."""
+@fault("K29", "ml-explore/mlx#3220", norm=LAYER_NORM)
+def weight_for_bias(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    """Where there is a bias the weight is added once more in its place."""
     c, variance = centred(x)
-    n = c * (variance + eps).rsqrt()
-    return n.to(x.dtype) if weight is None or bias is None else affine(n, weight, bias).to(x.dtype)
+    return finish(x, c * (variance + eps).rsqrt(), weight, None if bias is None else weight)
 
 
 @fault("K29", "torch-spyre/torch-spyre#1980", norm=LAYER_NORM)

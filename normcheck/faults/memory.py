@@ -62,7 +62,7 @@ def single_pass_where_channels_come_last(x: Tensor, weight: Tensor, bias: Tensor
     return finish_channels(x, (c * (variance + eps).rsqrt()).reshape(x.shape), weight, bias)
 
 
-@fault("K18", "torch-spyre/torch-spyre#1781", norm=BatchNorm(), layouts=_IMAGES)
+@fault("K18", "torch-spyre/torch-spyre#1781", norm=BatchNorm(), training=True, layouts=_IMAGES)
 def channels_last_output_in_the_wrong_order(x: Tensor, weight: Tensor, bias: Tensor, eps: float, *_: Tensor) -> Tensor:
     """The kernel for channels-last memory writes its result as if the channels came first."""
     wide, axes = x.float(), (0, *range(2, x.dim()))

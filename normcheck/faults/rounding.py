@@ -35,7 +35,7 @@ def folded_with_fma(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tens
     return finish(x, _fma(x.float(), r, -(mean(x.float()) * r)), weight, bias)
 
 
-@fault("K12", "pytorch/pytorch#5410", norm=BatchNorm(), expected=_CONSTANT)
+@fault("K12", "pytorch/pytorch#5410", norm=BatchNorm(), training=True, expected=_CONSTANT)
 def folded_batch_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float, *_: Tensor) -> Tensor:
     """Scale w*r and shift b - mean*w*r are prepared per channel and do not cancel on constant ones."""
     wide, axes = x.float(), (0, *range(2, x.dim()))
@@ -197,7 +197,7 @@ def running_variance_in_float16(
     return finish_channels(x, c * per_channel(r, x), weight, bias)
 
 
-@fault("K15", "pytorch/pytorch#168126", norm=BatchNorm(), dtypes=HALF)
+@fault("K15", "pytorch/pytorch#168126", norm=BatchNorm(), training=True, dtypes=HALF)
 def batch_statistics_in_16_bits(x: Tensor, weight: Tensor, bias: Tensor, eps: float, *_: Tensor) -> Tensor:
     """The batch's mean and variance are stored in the input's dtype before they are used."""
     wide, axes = x.float(), (0, *range(2, x.dim()))

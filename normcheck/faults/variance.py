@@ -66,7 +66,7 @@ def shifted_by_the_largest_element(x: Tensor, weight: Tensor, bias: Tensor, eps:
     return finish(x, (moved - m) * ((mean(moved * moved) - m * m).clamp(min=0) + eps).rsqrt(), weight, bias)
 
 
-@fault("K01", "google/flax#1491", "keras-team/keras#18795", norm=BatchNorm(), expected=_FOUND)
+@fault("K01", "google/flax#1491", "keras-team/keras#18795", norm=BatchNorm(), training=True, expected=_FOUND)
 def single_pass_batch_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float, *_: Tensor) -> Tensor:
     """Batch statistics in one pass, the variance clamped at 0."""
     wide, axes = x.float(), (0, *range(2, x.dim()))
