@@ -104,6 +104,11 @@ class Case:
         """Weight (offset included) and bias, broadcast to the rows."""
         return _affine(self.norm, self.fold, self.inputs.weight, self.inputs.bias)
 
+    @property
+    def given(self) -> tuple[Array | None, Array | None]:
+        """Mean and variance, one per row, where the statistics are given."""
+        return _given(self.norm, self.fold, self.inputs)
+
     def bound(self, name: ClassName) -> Array:
         """E of the class, (R, D)."""
         return self._bounds[name]

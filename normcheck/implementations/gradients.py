@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol, cast, runtime_checkable
 
@@ -99,7 +98,8 @@ def backward(
         slopes.append(framework.to_native(dresidual, *details))
     with _judged(framework):
         if callable(implementation.grad):
-            returned = implementation.grad(_named(implementation, inputs, values), dict(zip(("y", "residual"), slopes, strict=False)))
+            grads = dict(zip(("y", "residual"), slopes, strict=False))
+            returned = implementation.grad(_named(implementation, inputs, values), grads)
             if not isinstance(returned, Mapping):
                 raise TypeError(f"backward returned {type(returned).__name__}, but should return a dict of gradients")
             found = {name: returned.get(name) for name in _present(values)}

@@ -1,0 +1,165 @@
+"""Backward cases: the inputs of one backward pass, its certified gradients and their bounds."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from normcheck.bounds import Judgement, judge
+from normcheck.checks.base import Context, FormError, describe
+from normcheck.checks.cases import Case
+from normcheck.formats import Array, Format, format_of
+from normcheck.gradient_bounds import GradientErrors
+from normcheck.implementations.gradients import Gradients, backward
+from normcheck.reference.slopes import Exact, certify_gradients
+
+CLASSES = ("tree", "sequential", "branches")
+NAMES = {"x": "dx", "residual": "dresidual", "weight": "dweight", "bias": "dbias"}
+
+
+@dataclass(frozen=True, eq=False)
+class GradientCase:
+    """One backward pass and what is known about its result.
+
+    Attributes
+    ----------
+    case : the forward pass
+    dy : gradient of the output, (R, D)
+    dresidual : gradient of the returned residual, (R, D), or None
+    errors : the quantities from which bounds follow
+    layout : of dy in memory
+    """
+
+    case: Case
+    dy: Array
+    dresidual: Array | None
+    errors: GradientErrors
+    layout: str = "contiguous"
+
+    @functools.cached_property
+    def exact(self) -> Mapping[str, Exact]:
+        """Certified gradients by the name of what is differentiated: x (and residual) as rows (R, D), weight and bias (1, size)."""
+        case = self.case
+        weight = None if case.inputs.weight is None else case.fold.affine(case.inputs.weight)
+        found = certify_gradients(
+            case.rows,
+            self.dy,
+            case.errors.standardization,
+            case.fold,
+            weight,
+            weight_offset=case.norm.weight_offset if weight is not None else 0.0,
+            besides=self.dresidual,
+            mean=case.given[0],
+            variance=case.given[1],
+            level="double-double" if case.errors.compute.p == 53 else "float64",
+        )
+        return {name: found["x" if name == "residual" else name] for name in self.differentiated}
+
+    @property
+    def differentiated(self) -> tuple[str, ...]:
+        """The inputs that are given and have a gradient."""
+        return tuple(name for name in NAMES if getattr(self.case.inputs, name) is not None)
+
+    def format_of(self, name: str) -> Format:
+        """Format that the gradient of an input must have: the input's own."""
+        inputs = self.case.inputs
+        return format_of(inputs.dtype if name in ("x", "residual") else inputs.weight_dtype or inputs.dtype)
+
+    @functools.cache  # noqa: B019 - a case lives as long as its bounds are used
+    def bound(self, name: str, allowed: str) -> Array:
+        """E of a class in the shape of ``exact``; the class ``branches`` adds what several gradients of x lose to storage."""
+        exact = self.exact[name]
+        forward = self.case.classes["tree" if allowed == "tree" else "sequential"]
+        if name in ("x", "residual"):
+            error = self.errors.dx(forward, exact.hi)
+            return error + exact.err + (self.errors.branches() if allowed == "branches" else 0.0)
+        height = self.errors.heights()["tree" if allowed == "tree" else "sequential"]
+        error = self.errors.dweight(forward, height) if name == "weight" else self.errors.dbias(height)
+        return np.asarray(error[None, :] + exact.err)
+
+    def judge(self, name: str, output: Array, allowed: str) -> Judgement:
+        """Hold a gradient, as `rows_of` gives it, against the bound of a class."""
+        rows = self.errors.judged() if name in ("x", "residual") else np.ones(1, bool)
+        return judge(output, self.exact[name], self.bound(name, allowed), self.format_of(name), rows)
+
+    def rows_of(self, found: Gradients, name: str) -> Array:
+        """The gradient of an input as ``exact`` has it.
+
+        Raises
+        ------
+        FormError : if it is missing, or of another shape or dtype than its input
+        """
+        array = found.values[name]
+        own = getattr(self.case.inputs, name)
+        if array is None:
+            raise FormError(f"{NAMES[name]}=None, but should be an array of shape {own.shape} [{self.describe()}]")
+        if array.shape != own.shape:
+            raise FormError(f"shape of {NAMES[name]}={array.shape}, but should be {own.shape} [{self.describe()}]")
+        if found.dtypes[name] != self.format_of(name).name:
+            expected = self.format_of(name).name
+            raise FormError(f"dtype of {NAMES[name]}={found.dtypes[name]}, but should be {expected} [{self.describe()}]")
+        return self.case.fold.fold(array) if name in ("x", "residual") else array.reshape(1, -1)
+
+    def describe(self) -> str:
+        """The call in brackets of the message grammar."""
+        return describe(self.case) + (f", dy: {self.layout}" if self.layout != "contiguous" else "")
+
+
+class Worst(NamedTuple):
+    """A gradient held against all classes: by class the largest ratio, and the verdict that decides."""
+
+    ratios: Mapping[str, float]
+    verdict: Judgement
+    name: str
+
+
+def gradient_case(
+    context: Context, case: Case, dy: Array, dresidual: Array | None = None, layout: str = "contiguous"
+) -> GradientCase:
+    """The backward pass of a case; rows that cannot be judged get no gradient, so that sums over rows still can be."""
+    contract = context.implementation.contract
+    saved = None if contract.saved_stats is None else format_of(contract.saved_stats)
+    compute = case.errors.compute
+    forward = replace(case.errors, weight=case.affine[0])
+    errors = GradientErrors(
+        forward,
+        dy,
+        case.fold,
+        case.x_format,
+        None if saved is None or saved.p >= compute.p else saved,
+        case.inner_cast,
+        dresidual is not None,
+    )
+    kept = np.where(errors.judged()[:, None], dy, 0.0)
+    return GradientCase(case, kept, dresidual, replace(errors, dy=kept), layout)
+
+
+def slopes(context: Context, case: Case, seed: int = 0) -> Array:
+    """Gradients dy (R, D) in the output's format: by row normal with a mean, of one sign, along n, and single elements."""
+    fmt = case.out_format
+    rng = np.random.default_rng([context.seed, seed, *case.rows.shape])
+    normal = rng.standard_normal(case.rows.shape)
+    with np.errstate(all="ignore"):
+        n = np.nan_to_num(np.clip(case.errors.normalized, -100.0, 100.0))
+    single = np.where(rng.random(case.rows.shape) < 4.0 / case.fold.width, 1.0, 0.0) * normal
+    kinds = np.stack([normal + 0.5, rng.uniform(0.25, 1.0, normal.shape), n + 0.1 * normal, single])
+    which = np.arange(len(normal)) % len(kinds)
+    return fmt.round(kinds[which, np.arange(len(normal))])
+
+
+def pulled(context: Context, gradient: GradientCase, passes: int = 1) -> Gradients:
+    """Call the implementation and pull dy back through it. Raises CallError as `normcheck.implementations.gradients.backward`."""
+    case = gradient.case
+    return backward(
+        context.implementation,
+        case.inputs,
+        case.fold.unfold(gradient.dy),
+        dresidual=None if gradient.dresidual is None else case.fold.unfold(gradient.dresidual),
+        dtype=case.out_format.name,
+        layout=gradient.layout,
+        passes=passes,
+    )
