@@ -118,7 +118,7 @@ def batch_invariance(context: Context) -> Iterator[Result]:
 
 
 def _in_batches(context: Context, shape: tuple[int, ...]) -> Result | None:
-    if len(shape) < 2 or context.norm.fold(shape, context.implementation.channel_axis).order[0] != 0 and context.own_statistics:
+    if len(shape) < 2 or (context.norm.fold(shape, context.implementation.channel_axis).order[0] != 0 and context.own_statistics):
         return None
     count = _SAMPLES[context.profile]
     samples = mixed(context, (count, *shape[1:]))
