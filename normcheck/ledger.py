@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatchcase
 from importlib import metadata, resources
@@ -46,7 +47,9 @@ class Entry:
 
     def expects(self, result: Result) -> bool:
         """Whether the entry speaks of this result, in the version that is installed."""
-        pairs = [(getattr(self, f), getattr(result, f)) for f in ("implementation", "check", "dtype", "device", "regime", "layout")]
+        pairs = [
+            (getattr(self, f), getattr(result, f)) for f in ("implementation", "check", "dtype", "device", "regime", "layout")
+        ]
         return all(not pattern or fnmatchcase(value, _literal(pattern)) for pattern, value in pairs) and self.installed
 
     @property
@@ -62,14 +65,15 @@ class Entry:
 
 
 def entries() -> tuple[Entry, ...]:
-    """The entries of the ledger that ships with the package.
+    """The entries of the ledger that ships with the package; a list in its file stands for one entry each.
 
     Raises
     ------
     ValueError : for an entry with an unknown or missing key or an invalid version range, naming it
     """
     text = resources.files("normcheck").joinpath("ledger.toml").read_text(encoding="utf-8")
-    return tuple(_entry(number, data) for number, data in enumerate(tomllib.loads(text).get("fault", ()), start=1))
+    faults = tomllib.loads(text).get("fault", ())
+    return tuple(_entry(number, one) for number, data in enumerate(faults, start=1) for one in _expanded(data))
 
 
 def apply(results: Iterable[Result], ledger: Iterable[Entry] | None = None) -> tuple[Result, ...]:
@@ -88,11 +92,20 @@ def apply(results: Iterable[Result], ledger: Iterable[Entry] | None = None) -> t
     return tuple(done)
 
 
+def _expanded(data: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """One entry for each combination of what a fault lists."""
+    listed = {key: value for key, value in data.items() if isinstance(value, list)}
+    for chosen in itertools.product(*listed.values()):
+        yield {**data, **dict(zip(listed, chosen, strict=True))}
+
+
 def _entry(number: int, data: Mapping[str, Any]) -> Entry:
     known = {f.name for f in fields(Entry)}
     wrong = set(data) - known
     if wrong:
-        raise ValueError(f"ledger entry {number} has key {sorted(wrong)[0]!r}, but should have some of {', '.join(sorted(known))}")
+        raise ValueError(
+            f"ledger entry {number} has key {sorted(wrong)[0]!r}, but should have some of {', '.join(sorted(known))}"
+        )
     try:
         entry = Entry(**data)
         SpecifierSet(entry.versions)

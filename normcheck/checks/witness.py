@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -22,12 +22,15 @@ Failing = Callable[[Case, Array], Position | None]
 """Judges a case and an output: row and element of the worst failure, or None."""
 
 _WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128, 256, 1024, 4096)
+_SHORT = 64
+_WRITABLE = 4096
 
 
 def witness(context: Context, case: Case, output: Array, failing: Failing) -> Witness | None:
     """Shrink the worst failing row of a case to the smallest window around its worst element that still fails.
 
-    First the other rows are left out, then elements. The case itself is the witness where nothing smaller fails.
+    First the other rows are left out, then elements. Where only a long row fails, a seeded row of its mean and spread is tried, so
+    that the snippet stays short. None where nothing that can be written down in some kilobytes fails.
 
     Parameters
     ----------
@@ -37,14 +40,56 @@ def witness(context: Context, case: Case, output: Array, failing: Failing) -> Wi
     at = failing(case, output)
     if at is None:
         return None
-    smallest, got, where = case, output, at
+    for smaller, expression in (_short if case.fold.width > _SHORT else _windows)(context, case, at):
+        found = _try(context, smaller, failing)
+        if found is not None:
+            return _written(context, smaller, *found, expression)
+    if case.rows.size <= _WRITABLE:
+        return _written(context, case, output, at)
+    return None
+
+
+def _windows(context: Context, case: Case, at: Position, least: int = 1, most: int = _WRITABLE) -> Iterator[tuple[Case, str]]:
+    """Parts of the failing row, shortest first."""
     for width in (*(w for w in _WIDTHS if w < case.fold.width), case.fold.width):
-        for start in _starts(at[1], width, case.fold.width):
+        for start in _starts(at[1], width, case.fold.width) if least <= width <= most else ():
             smaller = _part(context, case, at[0], start, width)
-            found = None if smaller is None else _try(context, smaller, failing)
-            if smaller is not None and found is not None:
-                return _written(context, smaller, *found)
-    return _written(context, smallest, got, where)
+            if smaller is not None:
+                yield smaller, ""
+
+
+def _short(context: Context, case: Case, at: Position) -> Iterator[tuple[Case, str]]:
+    """Short parts of the failing row, then seeded rows of any length."""
+    yield from _windows(context, case, at, most=_SHORT)
+    for width in (*(w for w in _WIDTHS if _SHORT < w < case.fold.width), case.fold.width):
+        seeded = _seeded(context, case, at[0], width)
+        if seeded is not None:
+            yield seeded
+    yield from _windows(context, case, at, least=_SHORT + 1)
+
+
+def _seeded(context: Context, case: Case, row: int, width: int) -> tuple[Case, str] | None:
+    """A row of seeded normal numbers with about the mean and spread of the failing one, few bits each, with weights of 1."""
+    part = _part(context, case, row, 0, width)
+    if part is None:
+        return None
+    values = case.rows[row]
+    with np.errstate(all="ignore"):
+        spread = values.std()
+    scale = 2.0 ** np.round(np.log2(spread)) / 16 if 0 < spread < np.inf else 1.0
+    mean = scale * np.round(values.mean() / scale)
+    shape = part.fold.shape
+    made = np.round(np.random.default_rng(0).standard_normal(shape) * 16) * scale + mean
+    if not part.x_format.representable(made).all():
+        return None
+    expression = f"np.round(np.random.default_rng(0).standard_normal({shape}) * 16) * {float(scale)!r} + {float(mean)!r}"
+    weight, bias = part.inputs.weight, part.inputs.bias
+    inputs = replace(
+        part.inputs,
+        weight=None if weight is None else np.full_like(weight, 1.0 - case.norm.weight_offset),
+        bias=None if bias is None else np.zeros_like(bias),
+    )
+    return make_case(case.norm, case.contract, part.fold, part.fold.fold(made), inputs), expression
 
 
 def pass_class(context: Context) -> ClassName:
@@ -108,14 +153,20 @@ def _try(context: Context, case: Case, failing: Failing) -> tuple[Array, Positio
     return None if at is None else (output, at)
 
 
-def _written(context: Context, case: Case, output: Array, at: Position) -> Witness:
+def _written(context: Context, case: Case, output: Array, at: Position, expression: str = "") -> Witness:
     position = np.zeros(case.rows.shape, bool)
     position[at] = True
     index = tuple(int(i) for i in np.argwhere(case.fold.unfold(position))[0])
     expected = float(case.exact[at])
     return Witness(
-        snippet=snippet(context.implementation, case.inputs, index=index, expected=expected),
-        inputs=_literal(case.rows[at[0]]),
+        snippet=snippet(
+            context.implementation,
+            case.inputs,
+            index=index,
+            expected=expected,
+            expressions={"x": expression} if expression else None,
+        ),
+        inputs=expression or _literal(case.rows[at[0]]),
         index=at[1],
         got=float(output[at]).hex(),
         expected=expected.hex(),
