@@ -20,7 +20,6 @@ from normcheck.results import Outcome
 FAULTS = {fault.name: fault for fault in faults()}
 SOUND = {implementation.name: implementation for implementation in sound()}
 IN_EVERY_DTYPE = [(name, dtype) for name, fault in FAULTS.items() for dtype in fault.dtypes]
-SOUND_IN_EVERY_DTYPE = [(name, dtype) for name, implementation in SOUND.items() for dtype in implementation.dtypes]
 
 
 def _needs(framework):
@@ -176,19 +175,19 @@ def _findings(name, dtype):
 
 @pytest.mark.parametrize("name", SOUND)
 def test_a_sound_norm_passes(name):
-    """Every check passes in the last of its dtypes, but for the very warnings that the collection documents."""
+    """Every check passes in the last of its dtypes, but for warnings that the collection documents."""
     found = _findings(name, SOUND[name].dtypes[-1])
     assert [r.message for r in found if r.outcome is not Outcome.WARNED] == []
-    assert {r.check for r in found} == set(sound_warnings().get(name, ()))
+    assert {r.check for r in found} <= set(sound_warnings().get(name, ()))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "dtype"), SOUND_IN_EVERY_DTYPE)
-def test_a_sound_norm_passes_in_every_dtype(name, dtype):
-    """So it does in its other dtypes."""
-    found = _findings(name, dtype)
+@pytest.mark.parametrize("name", SOUND)
+def test_a_sound_norm_passes_in_every_dtype(name):
+    """So it does in its other dtypes, and every warning that is documented is given in one of them."""
+    found = [result for dtype in SOUND[name].dtypes for result in _findings(name, dtype)]
     assert [r.message for r in found if r.outcome is not Outcome.WARNED] == []
-    assert {r.check for r in found} <= set(sound_warnings().get(name, ()))
+    assert {r.check for r in found} == set(sound_warnings().get(name, ()))
 
 
 def test_sound_norms_cover_every_norm_and_contract():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -139,7 +140,7 @@ def _implementation(
     options: dict[str, Any],
     role: Role | None,
 ) -> Implementation:
-    name = function.__name__.replace("_", "-")
+    name = re.sub("(?<=[a-z0-9])(?=[A-Z])", "-", function.__name__).replace("_", "-").lower()
     if name in _FAULTS or name in _SOUND:
         raise ValueError(f"{function.__module__}: {name!r} names another fault or sound norm already")
     given = {"validates": False} | options

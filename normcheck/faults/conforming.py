@@ -10,7 +10,7 @@ import numpy as np
 
 from normcheck.contract import Contract
 from normcheck.faults.catalogue import sound_norm
-from normcheck.faults.parts import LAYER_NORM, Tensor, centred, finish, mean
+from normcheck.faults.parts import LAYER_NORM, Tensor, centred, finish, mean, widened
 from normcheck.faults.sums import Values, adjacent, backward, halving, kahan, lanes, sequential
 from normcheck.norms import LayerNorm
 
@@ -52,7 +52,7 @@ def corrected_two_pass(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> T
 @sound_norm(LAYER_NORM)
 def float64_inside(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """Everything is computed in float64, and rounded once."""
-    wide = x.double()
+    wide = x.double().contiguous()
     c = wide - mean(wide)
     return finish(x, c * (mean(c * c) + eps).rsqrt(), weight, bias)
 
@@ -62,7 +62,7 @@ def folded_apply(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """x*r - mean*r, without a fused multiply-add."""
     _, variance = centred(x)
     r = (variance + eps).rsqrt()
-    return finish(x, x.float() * r - mean(x.float()) * r, weight, bias)
+    return finish(x, x.float() * r - mean(widened(x)) * r, weight, bias)
 
 
 @sound_norm(LAYER_NORM, warns=_OVERFLOW)
@@ -78,7 +78,7 @@ def shifted_by_the_mean(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> 
 @sound_norm(LAYER_NORM, warns=_OVERFLOW)
 def composed_of_torch_calls(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """mean, var and division as a user would write them."""
-    wide = x.float()
+    wide = widened(x)
     return finish(x, (wide - mean(wide)) / (wide.var(-1, unbiased=False, keepdim=True) + eps).sqrt(), weight, bias)
 
 
@@ -95,7 +95,7 @@ def rescued_from_overflow(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -
     """Rows are scaled by a power of two, and eps by its square."""
     import torch
 
-    wide = x.float()
+    wide = widened(x)
     _, exponent = torch.frexp(wide.abs().amax(-1, keepdim=True))
     exponent = exponent.clamp(min=0)
     c, variance = centred(torch.ldexp(wide, -exponent))
@@ -106,7 +106,7 @@ def rescued_from_overflow(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -
 @sound_norm(LayerNorm(eps=1e-5, eps_placement="outside", ddof=1))
 def textbook_annotated(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """The Annotated Transformer's code, claimed for what it is."""
-    wide = x.float()
+    wide = widened(x)
     return finish(x, (wide - mean(wide)) / (wide.std(-1, keepdim=True) + eps), weight, bias)
 
 
@@ -120,7 +120,7 @@ def textbook_maximum(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Ten
 @sound_norm(LAYER_NORM, contract=_MERGE, warns=_OVERFLOW)
 def welford_by_chunks(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """Sixty-four lanes run Welford's update, and their means and squares are merged in pairs (Chan, Golub and LeVeque)."""
-    wide = x.float()
+    wide = widened(x)
     whole = _welford(wide)
     return finish(x, (wide - whole.mean) * (whole.squares / whole.size + eps).rsqrt(), weight, bias)
 
@@ -173,7 +173,7 @@ def _welford(x: Tensor, lanes: int = 64) -> _Part:
 
 def _numpy_norm(x: Values, weight: Values | None, bias: Values | None, eps: float, total: Callable[[Values], Values]) -> Values:
     """Two-pass LayerNorm in float32 with the given sum."""
-    wide, count = x.astype(np.float32), np.float32(x.shape[-1])
+    wide, count = np.ascontiguousarray(x, np.float32), np.float32(x.shape[-1])
     c = wide - total(wide) / count
     return _affine(c / np.sqrt(total(c * c) / count + np.float32(eps)), weight, bias).astype(x.dtype)
 
@@ -234,7 +234,7 @@ def kahan_sums(x: Values, weight: Values, bias: Values, eps: float) -> Values:
 @sound_norm(LAYER_NORM, warns=_OVERFLOW, **_NUMPY)
 def numpy_calls(x: Values, weight: Values, bias: Values, eps: float) -> Values:
     """mean and var of numpy, in float32."""
-    wide = x.astype(np.float32)
+    wide = np.ascontiguousarray(x, np.float32)
     n = (wide - wide.mean(-1, keepdims=True)) / np.sqrt(wide.var(-1, keepdims=True) + np.float32(eps))
     return _affine(n, weight, bias).astype(x.dtype)
 
@@ -242,4 +242,5 @@ def numpy_calls(x: Values, weight: Values, bias: Values, eps: float) -> Values:
 @sound_norm(LAYER_NORM, dtypes=("float64",), warns=_OVERFLOW, **_NUMPY)
 def numpy_calls_in_float64(x: Values, weight: Values, bias: Values, eps: float) -> Values:
     """mean and var of numpy on float64 rows."""
+    x = np.ascontiguousarray(x)
     return _affine((x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + eps), weight, bias)

@@ -8,7 +8,18 @@ import numpy as np
 
 from normcheck.contract import Contract
 from normcheck.faults.catalogue import HALF, sound_norm
-from normcheck.faults.parts import RMS_NORM, Tensor, affine, centred, finish, finish_channels, mean, mean_square, per_channel
+from normcheck.faults.parts import (
+    RMS_NORM,
+    Tensor,
+    affine,
+    centred,
+    finish,
+    finish_channels,
+    mean,
+    mean_square,
+    per_channel,
+    widened,
+)
 from normcheck.faults.sums import Values, halving, sequential
 from normcheck.norms import BatchNorm, GroupNorm, InstanceNorm, L2Norm, PartialRMSNorm, RMSNorm, ScaleNorm
 
@@ -35,7 +46,7 @@ def rms_by_division(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 @sound_norm(RMS_NORM, warns=_OVERFLOW)
 def rms_from_the_sum(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """The sum of squares is divided by D after it is formed."""
-    wide = x.float()
+    wide = widened(x)
     total = (wide * wide).sum(-1, keepdim=True)
     return finish(x, wide * (total / x.shape[-1] + eps).rsqrt(), weight)
 
@@ -43,7 +54,7 @@ def rms_from_the_sum(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 @sound_norm(RMS_NORM)
 def rms_in_float64(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Everything is computed in float64, and rounded once."""
-    wide = x.double()
+    wide = x.double().contiguous()
     return finish(x, wide * (mean(wide * wide) + eps).rsqrt(), weight)
 
 
@@ -58,7 +69,7 @@ def llama(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 @sound_norm(RMS_NORM, dtypes=HALF, contract=_BEFORE_WEIGHT, warns=_OVERFLOW)
 def t5(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """As Llama; the input meets the reciprocal root in its own dtype, promoted, and is rounded to the weight's."""
-    n = x * (mean(x.float() ** 2) + eps).rsqrt()
+    n = x * (mean(widened(x) ** 2) + eps).rsqrt()
     return n.to(x.dtype) if weight is None else weight * n.to(weight.dtype)
 
 
@@ -82,7 +93,7 @@ def gemma(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 @sound_norm(RMS_NORM, contract=Contract(accumulation="sequential"), warns=_OVERFLOW, **_NUMPY)
 def rms_by_sequential_sums(x: Values, weight: Values, eps: float) -> Values:
     """Running sums of squares."""
-    wide = x.astype(np.float32)
+    wide = np.ascontiguousarray(x, np.float32)
     n = wide / np.sqrt(sequential(wide * wide) / np.float32(x.shape[-1]) + np.float32(eps))
     return (n if weight is None else n * weight.astype(np.float32)).astype(x.dtype)
 
@@ -90,7 +101,7 @@ def rms_by_sequential_sums(x: Values, weight: Values, eps: float) -> Values:
 @sound_norm(RMS_NORM, warns=_OVERFLOW, **_NUMPY)
 def rms_by_halving(x: Values, weight: Values, eps: float) -> Values:
     """Sums of squares by a tree."""
-    wide = x.astype(np.float32)
+    wide = np.ascontiguousarray(x, np.float32)
     n = wide / np.sqrt(halving(wide * wide) / np.float32(x.shape[-1]) + np.float32(eps))
     return (n if weight is None else n * weight.astype(np.float32)).astype(x.dtype)
 
@@ -98,21 +109,21 @@ def rms_by_halving(x: Values, weight: Values, eps: float) -> Values:
 @sound_norm(L2Norm(eps=1e-12), warns=_OVERFLOW)
 def query_key_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x over its length, in float32."""
-    wide = x.float()
+    wide = widened(x)
     return finish(x, wide / (wide * wide).sum(-1, keepdim=True).sqrt().clamp(min=eps), weight)
 
 
 @sound_norm(ScaleNorm(eps=1e-5), warns=_OVERFLOW)
 def scaled_length(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """One learned scalar times x over its length."""
-    wide = x.float()
+    wide = widened(x)
     return finish(x, wide / (wide * wide).sum(-1, keepdim=True).sqrt().clamp(min=eps), weight)
 
 
 @sound_norm(PartialRMSNorm(fraction=0.25), warns=_OVERFLOW)
 def partial_root_mean_square(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """The root mean square of the first quarter."""
-    wide = x.float()
+    wide = widened(x)
     square = mean(wide[..., : -(-x.shape[-1] // 4)] ** 2)
     return finish(x, wide * (square + eps).rsqrt(), weight)
 
@@ -120,7 +131,7 @@ def partial_root_mean_square(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 @sound_norm(BatchNorm(), training=True, warns=_OVERFLOW)
 def batch_norm_in_two_passes(x: Tensor, weight: Tensor, bias: Tensor, eps: float, *_: Tensor) -> Tensor:
     """Training: the batch's mean, then its variance, per channel."""
-    wide, axes = x.float(), (0, *range(2, x.dim()))
+    wide, axes = widened(x), (0, *range(2, x.dim()))
     c = wide - wide.mean(axes, keepdim=True)
     return finish_channels(x, c * ((c * c).mean(axes, keepdim=True) + eps).rsqrt(), weight, bias)
 
@@ -153,6 +164,6 @@ def group_norm_in_two_passes(x: Tensor, weight: Tensor, bias: Tensor, num_groups
 @sound_norm(InstanceNorm(), warns=_OVERFLOW)
 def instance_norm_in_two_passes(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """Each sample and channel on its own."""
-    wide, axes = x.float(), tuple(range(2, x.dim()))
+    wide, axes = widened(x), tuple(range(2, x.dim()))
     c = wide - wide.mean(axes, keepdim=True)
     return finish_channels(x, c * ((c * c).mean(axes, keepdim=True) + eps).rsqrt(), weight, bias)

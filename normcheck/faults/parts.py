@@ -12,6 +12,11 @@ LAYER_NORM = LayerNorm(eps=1e-5)
 RMS_NORM = RMSNorm(eps=1e-6)
 
 
+def widened(x: Tensor) -> Tensor:
+    """x in float32, contiguous: sums then add in one order however x lies in memory."""
+    return x.float().contiguous()
+
+
 def mean(x: Tensor) -> Tensor:
     """Mean over the last axis, which is kept."""
     return x.mean(-1, keepdim=True)
@@ -19,14 +24,14 @@ def mean(x: Tensor) -> Tensor:
 
 def centred(x: Tensor) -> tuple[Tensor, Tensor]:
     """x less its mean, and the variance, in two passes."""
-    x = x.float()
+    x = widened(x)
     c = x - mean(x)
     return c, mean(c * c)
 
 
 def mean_square(x: Tensor) -> tuple[Tensor, Tensor]:
     """x, and the mean of its squares."""
-    x = x.float()
+    x = widened(x)
     return x, mean(x * x)
 
 
