@@ -1,0 +1,76 @@
+"""Other ways of making one call in torch: each is an ``around`` for `call`, and imports torch when it is used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+Function = Callable[..., Any]
+
+
+def under_inference_mode(function: Function, passed: list[Any]) -> Any:
+    """The call under ``torch.inference_mode``."""
+    import torch
+
+    with torch.inference_mode():
+        return function(*passed)
+
+
+def under_autocast(function: Function, passed: list[Any]) -> Any:
+    """The call under ``torch.autocast`` to bfloat16, on the device of its first tensor."""
+    import torch
+
+    device = next(value.device.type for value in passed if isinstance(value, torch.Tensor))
+    with torch.autocast(device, torch.bfloat16):
+        return function(*passed)
+
+
+def vmapped(function: Function, passed: list[Any]) -> Any:
+    """The second of three calls that ``torch.vmap`` makes at once: x scaled by 4, x, and x backwards; the rest is shared."""
+    import torch
+
+    x, *rest = passed
+    stacked = torch.stack([x * 4, x, x.flip(-1)])
+    returned = torch.vmap(function, (0, *[None] * len(rest)))(stacked, *rest)
+    return tuple(part[1] for part in returned) if isinstance(returned, tuple) else returned[1]
+
+
+def compiled(function: Function, passed: list[Any]) -> Any:
+    """The call compiled by ``torch.compile``."""
+    import torch
+
+    torch._dynamo.reset()  # type: ignore[no-untyped-call]
+    return torch.compile(function)(*passed)
+
+
+def exported(function: Function, passed: list[Any]) -> Any:
+    """The call exported by ``torch.export`` and run from the program that comes out."""
+    import torch
+
+    class Program(torch.nn.Module):
+        """The call as a module."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = function
+
+        def forward(self, *values: Any) -> Any:
+            """Call it, with constants in their places."""
+            given = iter(values)
+            return self.inner(*(next(given) if isinstance(value, torch.Tensor) else value for value in passed))
+
+    tensors = tuple(value for value in passed if isinstance(value, torch.Tensor))
+    return torch.export.export(Program(), tensors).module()(*tensors)
+
+
+def checkpointed(function: Function, passed: list[Any]) -> Any:
+    """The call under activation checkpointing, with a backward pass, which makes it again."""
+    import torch
+    from torch.utils.checkpoint import checkpoint
+
+    x, *rest = passed
+    with torch.enable_grad():
+        returned = checkpoint(function, x.detach().requires_grad_(), *rest, use_reentrant=False)
+        y = returned[0] if isinstance(returned, tuple) else returned
+        y.backward(torch.ones_like(y))
+    return returned

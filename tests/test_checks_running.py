@@ -1,0 +1,83 @@
+"""Checks of running statistics and of evaluation: each fails on a norm that is broken in its way, and passes sound ones."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from normcheck.checks import Context, checks, run_check
+from normcheck.faults import faults, sound
+from normcheck.implementations import implementations
+from normcheck.results import Outcome
+
+pytest.importorskip("torch")
+
+FAULTS = {fault.name: fault for fault in faults()}
+SOUND = {norm.name: norm for norm in sound()}
+BITES = (
+    ("momentum-of-the-other-convention", "running-update", "what the momentum convention of keras gives"),
+    ("momentum-of-torch-under-keras", "running-update", "what the momentum convention of torch gives"),
+    ("momentum-of-one", "running-update", "what the batch alone gives"),
+    ("never-updated", "running-update", "what no update gives"),
+    ("updated-twice", "running-update", "what two updates gives"),
+    ("deviation-for-variance", "running-update", r"running_var\[\d\]=.* but should be .* within"),
+    ("estimator-that-depends-on-the-rank", "running-update", "what the variance with ddof=0 gives"),
+    ("updated-in-evaluation", "running-steps", "after evaluation, but should still be"),
+    ("evaluation-by-the-batch", "running-steps", r"y\[.*training=False, running_var="),
+    ("steps-that-are-counted-in-evaluation", "running-steps", "num_batches_tracked=5, but should be 2"),
+    ("training-by-the-running-statistics", "training-ignores-statistics", "with running_mean=1000, but should be"),
+    ("cumulative-average-that-counts-the-initial-value", "running-cumulative", "step 1: running_mean"),
+    ("one-value-stores-nan", "one-value-per-channel", "running_var=nan, but should be finite or refused"),
+    ("frozen-without-eps", "evaluation-statistics", "running_var=0]"),
+    ("folded-with-a-clipped-variance", "evaluation-statistics", r"running_var=1e\+12]"),
+    ("variance-that-starts-at-zero", "fresh-evaluation", "but should be"),
+    ("variance-that-is-not-stored", "state-round-trip", "in evaluation from the loaded state, but should be"),
+    ("switch-that-is-not-looked-at", "tracking-switch", "with track_running_stats=False, but should still be"),
+    ("instance-norm-that-evaluates-the-last-instance", "mode-independence", "in evaluation, but should be"),
+    ("layer-norm-that-is-bypassed-in-evaluation", "mode-independence", "in evaluation, but should be"),
+)
+FAMILIES = ("running", "evaluation")
+
+
+@pytest.mark.parametrize(("name", "check", "message"), BITES)
+def test_fault_is_found_in_every_dtype(name: str, check: str, message: str) -> None:
+    """The check fails on the fault in each of its dtypes, and its message says what is wrong."""
+    for dtype in FAULTS[name].dtypes:
+        failed = [
+            r for r in run_check(checks()[check], Context(FAULTS[name].implementation, dtype, profile="quick")) if r.outcome.bad
+        ]
+        assert failed, dtype
+        assert any(re.search(message, result.message) for result in failed), failed[0].message
+
+
+@pytest.mark.parametrize("name", ["batch-norm-with-statistics", "batch-norm-of-keras", "batch-norm-with-state"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_sound_norms_pass(name: str, dtype: str) -> None:
+    """Both conventions, as function and as module, pass; only recomputation is warned of, where a module writes its state."""
+    context = Context(SOUND[name], dtype, profile="quick")
+    results = [r for check in checks().values() if check.family in FAMILIES for r in run_check(check, context)]
+    bad = [(r.check, r.message) for r in results if r.outcome not in (Outcome.PASSED, Outcome.SKIPPED)]
+    assert {check for check, _ in bad} <= {"recomputed-update"}, bad
+    assert "running-update" in {r.check for r in results if r.outcome is Outcome.PASSED}
+
+
+def _torch(name: str) -> Context:
+    return Context({i.name: i for i in implementations("torch")}[name], "float32", profile="quick")
+
+
+@pytest.mark.parametrize("name", ["torch.nn.BatchNorm1d[train]", "torch.nn.functional.batch_norm[train]"])
+def test_checkpointed_batch_norm_of_torch_updates_twice(name: str) -> None:
+    """torch's BatchNorm under activation checkpointing is warned of: its forward pass writes its statistics."""
+    (result,) = run_check(checks()["recomputed-update"], _torch(name))
+    assert result.outcome is Outcome.WARNED
+    assert "it was updated twice" in result.message
+
+
+def test_what_cannot_be_judged_is_skipped_with_its_reason() -> None:
+    """A norm without running statistics, and a function without state, are skipped."""
+    (layer,) = run_check(checks()["running-update"], _torch("torch.nn.LayerNorm"))
+    (function,) = run_check(checks()["state-round-trip"], _torch("torch.nn.functional.batch_norm[train]"))
+    assert [layer.outcome, function.outcome] == [Outcome.SKIPPED, Outcome.SKIPPED]
+    assert layer.message == "LayerNorm as given keeps no running statistics"
+    assert function.message == "a function has no state: give module="
