@@ -301,7 +301,6 @@ class InstanceNormThatEvaluatesTheLastInstance(Module):
     "K33",
     "junyanz/pytorch-CycleGAN-and-pix2pix#395",
     norm=LAYER_NORM,
-    dtypes=ALL,
     role=_plain_module,
     expected=("mode-independence",),
 )
