@@ -132,10 +132,10 @@ def test_a_broken_norm_fails_its_check(
     ("call", "norm", "options"), [(layer_norm, LN, {"arguments": ("x", "weight", "bias", "eps")}), (rms_norm, RMS, {})]
 )
 def test_a_sound_norm_fails_nothing(call: Call, norm: Norm, options: dict[str, Any], dtype: str) -> None:
-    """Two-pass norms in float32 pass every check; only squares beyond the float32 range are warned of."""
+    """Two-pass norms in float32 pass every check; only overflow and bits that depend on the memory layout are warned of."""
     where = context(call, norm, dtype, **options)
     found = [r for check in checks() for r in outcomes(check, where) if r.outcome.finding]
-    assert {r.check for r in found} <= {"overflow"}
+    assert {r.check for r in found} <= {"overflow", "layout-invariance"}
     assert all(r.outcome is Outcome.WARNED for r in found)
 
 

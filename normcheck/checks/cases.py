@@ -184,7 +184,7 @@ def regime_case(
     training: bool = True,
     seed: int = 0,
 ) -> Case:
-    """The case of a regime: its rows in this shape, with random weights and a bias, of zeros where another would hide the rest."""
+    """The case of a regime: its rows in this shape, random weights, and a bias, of zeros where another would hide all."""
     fold = norm.fold(shape, channel_axis)
     x_format = format_of(dtype)
     family = REGIMES[regime]

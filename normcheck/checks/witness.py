@@ -29,8 +29,8 @@ _WRITABLE = 4096
 def witness(context: Context, case: Case, output: Array, failing: Failing) -> Witness | None:
     """Shrink the worst failing row of a case to the smallest window around its worst element that still fails.
 
-    First the other rows are left out, then elements. Where only a long row fails, a seeded row of its mean and spread is tried, so
-    that the snippet stays short. None where nothing that can be written down in some kilobytes fails.
+    First the other rows are left out, then elements. Where only a long row fails, a seeded row of its mean and spread is tried,
+    so that the snippet stays short. None where nothing that can be written down in some kilobytes fails.
 
     Parameters
     ----------

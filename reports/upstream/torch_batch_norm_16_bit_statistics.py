@@ -29,6 +29,7 @@ for dtype in (torch.bfloat16, torch.float16):
         share = {}
         for label, w, b in (("16-bit", ones.to(dtype), zeros.to(dtype)), ("float32", ones, zeros)):
             share[label] = (norm(x, w, b) != y.to(dtype)).double().mean().item()
-        print(f"{name} {dtype}: not correctly rounded={share['16-bit']:.1%}, but should be {share['float32']:.1%} as with float32 weights")
+        expected = f"{share['float32']:.1%} as with float32 weights"
+        print(f"{name} {dtype}: not correctly rounded={share['16-bit']:.1%}, but should be {expected}")
         shown |= share["16-bit"] > 0.1 > share["float32"]
 sys.exit(shown)
