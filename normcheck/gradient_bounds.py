@@ -32,7 +32,7 @@ unit roundoff u_x: u_x*(|g| + G + |n|*Q) more, in the brackets.
 
 **Branches.** Code that converts x to the compute format at several places gives x several gradients, each of which autograd
 rounds to storage before it adds them. They are as large as r*(|g| + |n*q| + G + mean|n|*|q|), and no more than four: 4*u_x times
-this.
+this, and half a subnormal of the storage format each.
 
 **Parameters.** dweight = sum(dy*n) and dbias = sum(dy) over the M elements that meet the parameter. With E_n the error of n and
 H_M additions on a path,
@@ -115,7 +115,7 @@ class GradientErrors:
         with np.errstate(all="ignore"):
             n, q = np.abs(self._n), np.abs(self._q)
             size = self._r * (np.abs(self._g) + n * q + self._mean(np.abs(self._g)) + self._mean(n) * q)
-            return np.asarray(_BRANCHES * self.storage.u * size)
+            return np.asarray(_BRANCHES * (self.storage.u * size + 0.5 * self.storage.min_subnormal))
 
     def dweight(self, allowed: ErrorClass, height: int) -> Array:
         """E_dw of the module docstring, (parameters,), for sums of this height."""
@@ -170,8 +170,12 @@ class GradientErrors:
     @functools.cached_property
     def _n(self) -> Array:
         """n where it moves S, else 0."""
-        count = self.forward.standardization.count(self.fold.width)
-        return np.where(np.arange(self.fold.width) < count, self._standardized, 0.0)
+        return np.where(self._moves, self._standardized, 0.0)
+
+    @functools.cached_property
+    def _moves(self) -> Mask:
+        """Which elements enter the statistic, (D,)."""
+        return np.arange(self.fold.width) < self.forward.standardization.count(self.fold.width)
 
     @functools.cached_property
     def _p(self) -> Array:
@@ -232,15 +236,16 @@ class GradientErrors:
         rho, tau = self._rho(allowed)[:, None], self._tau(allowed)
         g, n, q, r = np.abs(self._g), np.abs(self._n), np.abs(self._q), self._r
         size = self._mean(g) if center else 0.0
-        moved = n * rho + np.where(self._n != 0, tau, 0.0)
+        moved = n * rho + tau
         products = self._p * self._mean(np.abs(self._g * self._standardized))
         dq = self._dq(allowed, products, rho, tau)
         error = u * (3 * g + (h + 5) * size) + 6 * u * n * q + n * dq + moved * (q + dq)
-        error = error + 4 * u * r * q * np.where(n > 0, x + mu, 0.0)
+        error = error + 4 * u * r * q * np.where(self._moves, x + mu, 0.0)
         if center:
             error = error + ((h + 3) * u * self._mean(n) + tau) * q
         if self.inner:
-            error = error + self.storage.u * (g + size + n * products)
+            least = 0.5 * self.storage.min_subnormal
+            error = error + self.storage.u * (g + size + n * products) + least * (2 + n * self._p * self._mean(n))
         return error
 
     def _dq(self, allowed: ErrorClass, products: Array, rho: Array, tau: Array) -> Array:

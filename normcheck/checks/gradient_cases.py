@@ -42,7 +42,7 @@ class GradientCase:
 
     @functools.cached_property
     def exact(self) -> Mapping[str, Exact]:
-        """Certified gradients by the name of what is differentiated: x (and residual) as rows (R, D), weight and bias (1, size)."""
+        """Certified gradients by the name of what is differentiated: x and residual as rows (R, D), parameters as (1, size)."""
         case = self.case
         weight = None if case.inputs.weight is None else case.fold.affine(case.inputs.weight)
         found = certify_gradients(

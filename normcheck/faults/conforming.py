@@ -96,11 +96,11 @@ def rescued_from_overflow(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -
     import torch
 
     wide = widened(x)
-    _, exponent = torch.frexp(wide.abs().amax(-1, keepdim=True))
-    exponent = exponent.clamp(min=0)
-    c, variance = centred(torch.ldexp(wide, -exponent))
-    small = torch.ldexp(torch.ldexp(torch.full_like(variance, eps), -exponent), -exponent)
-    return finish(x, c * (variance + small).rsqrt(), weight, bias)
+    largest = wide.detach().abs().amax(-1, keepdim=True)
+    # a factor: torch.ldexp with negative whole exponents has the gradient 0
+    factor = torch.ldexp(torch.ones_like(largest), -torch.frexp(largest)[1].clamp(min=0))
+    c, variance = centred(wide * factor)
+    return finish(x, c * (variance + eps * factor * factor).rsqrt(), weight, bias)
 
 
 @sound_norm(LayerNorm(eps=1e-5, eps_placement="outside", ddof=1))
@@ -114,7 +114,7 @@ def textbook_annotated(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> T
 def textbook_maximum(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """max(sigma, eps), claimed for what it is."""
     c, variance = centred(x)
-    return finish(x, c / variance.sqrt().clamp(min=eps), weight, bias)
+    return finish(x, c / variance.clamp(min=eps * eps).sqrt(), weight, bias)
 
 
 @sound_norm(LAYER_NORM, contract=_MERGE, warns=_OVERFLOW)

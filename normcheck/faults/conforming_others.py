@@ -110,14 +110,14 @@ def rms_by_halving(x: Values, weight: Values, eps: float) -> Values:
 def query_key_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x over its length, in float32."""
     wide = widened(x)
-    return finish(x, wide / (wide * wide).sum(-1, keepdim=True).sqrt().clamp(min=eps), weight)
+    return finish(x, wide / (wide * wide).sum(-1, keepdim=True).clamp(min=eps * eps).sqrt(), weight)
 
 
 @sound_norm(ScaleNorm(eps=1e-5), warns=_OVERFLOW)
 def scaled_length(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """One learned scalar times x over its length."""
     wide = widened(x)
-    return finish(x, wide / (wide * wide).sum(-1, keepdim=True).sqrt().clamp(min=eps), weight)
+    return finish(x, wide / (wide * wide).sum(-1, keepdim=True).clamp(min=eps * eps).sqrt(), weight)
 
 
 @sound_norm(PartialRMSNorm(fraction=0.25), warns=_OVERFLOW)

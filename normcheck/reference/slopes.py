@@ -10,12 +10,12 @@ from normcheck.formats import Array
 from normcheck.norms import Fold, Standardization
 from normcheck.reference import arithmetic as dd
 from normcheck.reference.arithmetic import U2, height
-from normcheck.reference.gradient import GRADIENT, Backward
+from normcheck.reference.gradient import Backward, gradient0, gradient1, gradient_exceptional, gradient_in_range
 from normcheck.reference.ladder import Level, certify_problem
 from normcheck.reference.problem import Problem, problem
-from normcheck.reference.rungs import BLOCK, Triple
 
 _LEAST = 2.0**-900
+_BLOCK = 1 << 16
 
 
 class Exact(NamedTuple):
@@ -65,27 +65,27 @@ def certify_gradients(
 
 def _input(p: Problem, dy: Array, besides: Array | None, level: Level) -> Exact:
     out = Exact(*(np.empty(p.shape) for _ in range(3)))
-    for chosen, work in Backward(p, dy, besides).blocks(BLOCK):
-        values = GRADIENT.float64(work) if level == "float64" else GRADIENT.double_double(work)
-        parts = [values.hi, _low(values), values.err]
-        outside = np.flatnonzero(~GRADIENT.in_range(work)) if level == "float64" else np.empty(0, int)
-        if outside.size:
-            better = GRADIENT.double_double(work.rows(outside))
-            for part, value in zip(parts, (better.hi, _low(better), better.err), strict=True):
-                part[outside] = value
-        decided, ieee = GRADIENT.exceptional(work)
-        parts = [np.where(decided, ieee, parts[0]), np.where(decided, 0.0, parts[1]), np.where(decided, 0.0, parts[2])]
-        for target, part in zip(out, parts, strict=True):
-            target[chosen] = part
+    for chosen, work in Backward(p, dy, besides).blocks(_BLOCK):
+        parts = list(_values(work, level))
+        if level == "float64":
+            outside = np.flatnonzero(~gradient_in_range(work))
+            if outside.size:
+                for part, better in zip(parts, _values(work.rows(outside), "double-double"), strict=True):
+                    part[outside] = better
+        decided, ieee = gradient_exceptional(work)
+        none = np.zeros_like(ieee)
+        for target, part, special in zip(out, parts, (ieee, none, none), strict=True):
+            target[chosen] = np.where(decided, special, part)
     return out
 
 
-def _low(values: Triple) -> Array:
-    return np.zeros_like(values.hi) if values.lo is None else values.lo
+def _values(work: Backward, level: Level) -> Exact:
+    hi, lo, err = gradient0(work) if level == "float64" else gradient1(work)
+    return Exact(hi, np.zeros_like(hi) if lo is None else lo, err)
 
 
 def _parameter(fold: Fold, dy: Array, factor: Exact) -> Exact:
-    """Sums of products over all elements that meet a parameter: products cost 7 u**2, sums 3 u**2 for each level of their tree."""
+    """Sums of products over all elements that meet a parameter; products cost 7 u**2, each level of a sum's tree 3 u**2."""
     hi, lo = dd.multiply((factor.hi, factor.lo), (dy, np.zeros_like(dy)))
     moduli = np.abs(dy) * factor.err + 7.1 * U2 * np.abs(hi) + _LEAST * (hi != 0)
     hi, lo, moduli, size = (_by_parameter(fold, part) for part in (hi, lo, moduli, np.abs(hi)))
