@@ -30,7 +30,7 @@ def _needs(framework):
 
 def _finding(fault, dtype, check):
     """The first result of the check that shows the fault, or None."""
-    context = Context(fault.implementation, dtype, profile="quick")
+    context = Context(fault.implementation, dtype, profile=fault.profile)
     shown = (Outcome.FAILED, Outcome.WARNED)
     return next((result for result in checks()[check].run(context) if result.outcome in shown), None)
 
@@ -138,13 +138,13 @@ def test_channels_last_groups_are_strips_of_space():
     np.testing.assert_allclose(y.ravel()[[0, 8]], -3.5 / math.sqrt(5.25), rtol=1e-4)
 
 
-@pytest.mark.parametrize("fault", FAULTS.values(), ids=list(FAULTS))
+@pytest.mark.parametrize("fault", [f for f in FAULTS.values() if f.profile == "quick"], ids=lambda fault: fault.name)
 def test_a_fault_is_caught(fault):
     """The first of its expected checks finds it in the last of its dtypes, and says what was got and what should be."""
     _needs(fault.implementation.framework)
     found = _finding(fault, fault.dtypes[-1], fault.expected[0])
     assert found is not None
-    assert re.search(r"=.*but .*should be", found.message)
+    assert re.search(r"=.*, but .*should", found.message)
 
 
 @pytest.mark.slow
