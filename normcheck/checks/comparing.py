@@ -14,10 +14,10 @@ from normcheck.checks.base import Context, SkipCaseError, describe
 from normcheck.checks.cases import Case, make_case, numerics, with_statistics
 from normcheck.checks.witness import beyond, pass_class, witness
 from normcheck.formats import Array, Mask
-from normcheck.implementations import LAYOUTS, VIEWS, CallError, Inputs, frameworks
+from normcheck.implementations import LAYOUTS, VIEWS, CallError, Inputs, frameworks, snippet
 from normcheck.norms import Norm
 from normcheck.regimes import biases, weights
-from normcheck.results import Outcome, Result, Severity
+from normcheck.results import Outcome, Result, Severity, Witness
 
 _SCALES = (1.0, 0.25, 8.0)
 _MEANS = (1.0, -2.0, 0.5, 3.0, -1.0)
@@ -57,12 +57,13 @@ def case_from(
         layout=layout,
         training=context.training,
     )
-    inputs = replace(with_statistics(inputs, norm, fold, rows), **changes)
+    given = inputs if "running_mean" in changes else with_statistics(inputs, norm, fold, rows)
+    inputs = replace(given, **changes)
     return make_case(norm, numerics(context.implementation.contract), fold, rows, inputs)
 
 
 def need_sound_base(context: Context) -> None:
-    """Raise SkipCaseError where a plain input breaks the bound already: the cause is then none that shapes or memory would show."""
+    """Raise SkipCaseError where a plain input breaks the bound already: the cause is not in shapes or memory then."""
     case = case_from(context, mixed(context, context.shape(4, 64 if context.can_take(64) else context.widths[-1])))
     if case.judge(context.run(case), pass_class(context)).worst_ratio > 1:
         raise SkipCaseError(f"wrong on a plain input already, as accuracy says [{describe(case)}]")
@@ -71,6 +72,26 @@ def need_sound_base(context: Context) -> None:
 def same_bits(one: Array, other: Array) -> Mask:
     """Which elements are equal bit for bit; zeros differ by their sign, NaNs do not differ."""
     return np.asarray((one == other) & (np.signbit(one) == np.signbit(other)) | (np.isnan(one) & np.isnan(other)))
+
+
+def first(mask: Mask) -> tuple[int, int]:
+    """Row and element of the first True."""
+    row, element = np.argwhere(mask)[0]
+    return int(row), int(element)
+
+
+def finding(
+    context: Context, check: str, case: Case, outcome: Outcome, text: str, index: int | None = None, **where: Any
+) -> Result:
+    """A finding about one call, which is written down with it."""
+    return context.result(
+        check,
+        outcome,
+        f"{text} [{describe(case)}]",
+        severity=Severity.WARNING if outcome is Outcome.WARNED else Severity.ERROR,
+        witness=Witness(snippet(context.implementation, case.inputs), where.get("regime", "") or "mixed rows", index),
+        **{"shape": tuple(case.fold.shape), "layout": case.inputs.layout, **where},
+    )
 
 
 def held(context: Context, check: str, case: Case, output: Array, note: str = "", **where: Any) -> Result:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
-from normcheck.checks.base import Context, SkipCaseError, describe, guarded, register
+from normcheck.checks.base import Context, SkipCaseError, guarded, register
 from normcheck.checks.cases import Case
-from normcheck.checks.comparing import case_from, equal, held, layouts, mixed, need_sound_base, same_bits
+from normcheck.checks.comparing import case_from, equal, finding, held, layouts, mixed, need_sound_base, same_bits
 from normcheck.formats import Array
-from normcheck.implementations import Inputs, frameworks, observe, snippet
-from normcheck.results import Outcome, Result, Severity, Witness
+from normcheck.implementations import Inputs, frameworks, observe
+from normcheck.results import Outcome, Result
 
 _FILLS = (float("nan"), 1.0, 0.0)
 _COPIES = 8
@@ -115,8 +114,8 @@ def _unchanged(context: Context, shape: tuple[int, ...], layout: str) -> Result:
         if changed.any():
             at = tuple(int(i) for i in np.argwhere(changed)[0])
             text = f"{name}{list(at)}={float(after[name][at])!r} after the call, but should be {float(before[at])!r} as before"
-            return _of(context, "inputs-unchanged", case, Outcome.FAILED, f"{text} [{describe(case)}]")
-    return _of(context, "inputs-unchanged", case, Outcome.PASSED)
+            return finding(context, "inputs-unchanged", case, Outcome.FAILED, text)
+    return context.result("inputs-unchanged", Outcome.PASSED, shape=shape, layout=layout)
 
 
 def _may_change(context: Context) -> set[str]:
@@ -125,14 +124,6 @@ def _may_change(context: Context) -> set[str]:
     if context.implementation.module is not None:
         allowed |= running
     return allowed if context.training else allowed - running
-
-
-def _of(context: Context, check: str, case: Case, outcome: Outcome, message: str = "", **values: Any) -> Result:
-    """A result about a case, with the call written down where it is a finding."""
-    shown = Witness(snippet(context.implementation, case.inputs), "mixed") if outcome.finding else None
-    severity = Severity.WARNING if outcome is Outcome.WARNED else Severity.ERROR
-    where = {"shape": tuple(case.fold.shape), "layout": case.inputs.layout}
-    return context.result(check, outcome, message, severity=severity, witness=shown, **where, **values)
 
 
 @register("output-aliasing")
@@ -177,12 +168,12 @@ def _apart(context: Context, shape: tuple[int, ...]) -> Result:
     changed = int((~same_bits(first.reread(), first.output.y)).sum())
     if changed:
         text = f"{changed} of {case.rows.size} elements of y changed with a second call, but should be as the first left them"
-        return _of(context, "output-aliasing", case, Outcome.FAILED, f"{text} [{describe(case)}]")
+        return finding(context, "output-aliasing", case, Outcome.FAILED, text)
     shared = sorted(set(first.shared) - set(context.implementation.mutates))
     if shared:
-        text = f"y lies in the memory of {' and '.join(shared)}, but should have its own [{describe(case)}]"
-        return _of(context, "output-aliasing", case, Outcome.WARNED, text)
-    return _of(context, "output-aliasing", case, Outcome.PASSED)
+        text = f"y lies in the memory of {' and '.join(shared)}, but should have its own"
+        return finding(context, "output-aliasing", case, Outcome.WARNED, text)
+    return context.result("output-aliasing", Outcome.PASSED, shape=shape)
 
 
 @register("poisoned-scratch")
