@@ -11,7 +11,7 @@ from normcheck.reference import arithmetic as dd
 from normcheck.reference.arithmetic import U2
 from normcheck.reference.exact import parameter, round_fraction
 from normcheck.reference.problem import Problem
-from normcheck.reference.rungs import Triple, settle
+from normcheck.reference.settling import Triple, settle
 
 _LARGE = 2.0**480
 _SMALL = 2.0**-400

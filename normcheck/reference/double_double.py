@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from normcheck.formats import Array, Mask
+from normcheck.formats import Array
 from normcheck.norms import EpsPlacement
 from normcheck.reference import arithmetic as dd
+from normcheck.reference import loops_dd
 from normcheck.reference.arithmetic import DD, U2, height, tree_sum
 from normcheck.reference.denominator import denominator_error
 from normcheck.reference.float64 import Values
+from normcheck.reference.loops_dd import LOST, CentredDD, Weight
 from normcheck.reference.problem import Problem
 
-LOST = 2.0**-1070
-_SMALL = 2.0**-900
 ROOT = 3.2 * U2
 ADD = 3.1 * U2
+
+
+class LoopsDD(Protocol):
+    """What a place of execution has to offer to this level, see `normcheck.reference.loops_dd`."""
+
+    def centred_dd(self, x: Array, first: Array) -> CentredDD:
+        """Rows less their mean."""
+
+    def elements_dd(
+        self, c: DD, inverse: DD, gain: Array, shift: Array, weight: Weight | None, exponent: Array, bias: Array | None
+    ) -> tuple[Array, Array, Array]:
+        """Values and errors."""
 
 
 class ScaledMoments(NamedTuple):
@@ -44,7 +56,7 @@ class Denominator(NamedTuple):
     eps: Array
 
 
-def level1(p: Problem) -> Values:
+def level1(p: Problem, where: LoopsDD = loops_dd) -> Values:
     """Standardize in double-double and bound the error of every element: about 2**-99 of it for D = 2**17.
 
     Every row is scaled by 2**-k, k the exponent of its largest element, and eps with it; S is scaled by 2**-K, K the exponent of
@@ -65,19 +77,19 @@ def level1(p: Problem) -> Values:
     of y.
     """
     with np.errstate(all="ignore"):
-        m, d = statistics(p)
-        n = dd.multiply(m.c, row(d.inverse))
-        err = np.abs(n[0]) * (1.02 * (d.relative + 33 * U2))[:, None] + (1.02 * m.mean_error * d.inverse[0])[:, None]
-        hi, lo, err = _affine(p, n, err + underflow(n[0], m.c[0] != 0), m.exponent - d.exponent)
+        m, d = statistics(p, where)
+        weight, by = _scaled_weight(p)
+        gain, shift = 1.02 * (d.relative + 33 * U2), 1.02 * m.mean_error * d.inverse[0]
+        hi, lo, err = where.elements_dd(m.c, d.inverse, gain, shift, weight, m.exponent - d.exponent + by, p.bias)
         largest = np.finfo(np.float64).max
         sigma = np.minimum(np.ldexp(np.sqrt(m.spread[0]), m.spread_exponent), largest)
         scale = np.minimum(np.ldexp(d.scale[0], d.exponent), largest)
         return Values(hi, lo, err, np.ldexp(m.mean, m.exponent), sigma, scale)
 
 
-def statistics(p: Problem) -> tuple[ScaledMoments, Denominator]:
+def statistics(p: Problem, where: LoopsDD = loops_dd) -> tuple[ScaledMoments, Denominator]:
     """ScaledMoments and denominators of the rows, see `level1`."""
-    m = _moments(p)
+    m = _moments(p, where)
     return m, _denominator(m, p.standardization.eps, p.standardization.placement)
 
 
@@ -104,14 +116,14 @@ def power_product(x: Array, exponent: Array) -> Array:
     return (x * np.ldexp(1.0, half)) * np.ldexp(1.0, exponent - half)
 
 
-def _moments(p: Problem) -> ScaledMoments:
+def _moments(p: Problem, where: LoopsDD) -> ScaledMoments:
     largest = np.abs(p.x).max(axis=1, initial=0.0)
     if p.mean is not None and p.variance is not None:
         return _given_moments(p, p.mean, p.variance, np.maximum(largest, np.abs(p.mean)))
     exponent = exponent_of(largest)
     x, lost = scale_by(p.x, -exponent)
     if p.standardization.center:
-        return _centred_moments(p, x, exponent, lost)
+        return _centred_moments(p, x, exponent, lost, where)
     return _uncentred_moments(p, x, exponent, lost)
 
 
@@ -125,14 +137,11 @@ def _given_moments(p: Problem, mean: Array, variance: Array, largest: Array) -> 
     return ScaledMoments(x[:, -1], c, exponent, (spread, zero), half, 2 * lost, zero)
 
 
-def _centred_moments(p: Problem, x: Array, exponent: Array, lost: Array) -> ScaledMoments:
+def _centred_moments(p: Problem, x: Array, exponent: Array, lost: Array, where: LoopsDD) -> ScaledMoments:
     width, h = float(p.width), height(p.width)
     rough = tree_sum(x) / width
     first = np.where((p.x == p.x[:, :1]).all(axis=1), x[:, 0], rough)
-    left = dd.two_sum(x, -first[:, None])
-    shift = dd.divide_double(dd.tree_sum_dd(left), np.full_like(first, width))
-    c = dd.add(left, (-shift[0][:, None], -shift[1][:, None]))
-    squares = dd.tree_sum_dd(dd.multiply(c, c))
+    c, squares, shift = where.centred_dd(x, first)
     biased = squares[0] / width
     error = 1.02 * (3 * h + 4) * U2 * np.sqrt(biased + shift[0] * shift[0]) + lost
     spread = dd.divide_double(squares, np.full_like(first, p.divisor))
@@ -188,35 +197,12 @@ def _maximum(a: DD, b: Array) -> DD:
     return np.where(larger, a[0], b), np.where(larger, a[1], 0.0)
 
 
-def _affine(p: Problem, n: DD, err: Array, exponent: Array) -> tuple[Array, Array, Array]:
-    """Unscale, after multiplying by the weight; then add the bias."""
-    if p.weight is not None:
-        weight = dd.two_sum(p.weight, np.full_like(p.weight, p.offset))
-        by = exponent_of(np.abs(weight[0]).max(axis=1, initial=0.0))
-        w = power_product(weight[0], -by[:, None]), power_product(weight[1], -by[:, None])
-        product = dd.multiply(n, w)
-        err = err * np.abs(w[0]) + underflow(product[0], (weight[0] != 0) & (n[0] != 0)) + _lost_weight(w, weight, by)
-        n, exponent = product, exponent + by
-    hi, lo, err = unscale(n, err, exponent[:, None])
-    if p.bias is not None:
-        hi, lo = dd.add_double((hi, lo), np.broadcast_to(p.bias, hi.shape))
-        err = err + 2.1 * U2 * np.abs(hi)
-    return hi, lo, np.where(np.isfinite(hi) & np.isfinite(lo), 1.01 * err, np.inf)
-
-
-def underflow(product: Array, nonzero: Mask) -> Array:
-    """What a product of factors that are not 0 may have lost to underflow."""
-    return np.where(nonzero & (np.abs(product) < _SMALL), LOST, 0.0)
-
-
-def _lost_weight(w: DD, weight: DD, by: Array) -> Array:
-    # the scaled |n| is at most 4
-    exact = [power_product(scaled, by[:, None]) == part for scaled, part in zip(w, weight, strict=True)]
-    return np.where(exact[0] & exact[1], 0.0, LOST)
-
-
-def unscale(n: DD, err: Array, exponent: Array) -> tuple[Array, Array, Array]:
-    """Numbers and their errors times 2**exponent, with what underflow took."""
-    hi, lo = power_product(n[0], exponent), power_product(n[1], exponent)
-    exact = (power_product(hi, -exponent) == n[0]) & (power_product(lo, -exponent) == n[1])
-    return hi, lo, power_product(err, exponent) + np.where(exact, 0.0, 2 * LOST)
+def _scaled_weight(p: Problem) -> tuple[Weight | None, Array]:
+    """offset + w in units of 2**exponent, and that exponent. The scaled |n| it meets is at most 4."""
+    if p.weight is None:
+        return None, np.zeros(1, np.intc)
+    weight = dd.two_sum(p.weight, np.full_like(p.weight, p.offset))
+    by = exponent_of(np.abs(weight[0]).max(axis=1, initial=0.0))
+    hi, lo = (power_product(part, -by[:, None]) for part in weight)
+    exact = (power_product(hi, by[:, None]) == weight[0]) & (power_product(lo, by[:, None]) == weight[1])
+    return Weight(hi, lo, np.where(exact, 0.0, LOST)), by

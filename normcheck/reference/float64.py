@@ -6,14 +6,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from normcheck.formats import Array, Mask
-from normcheck.reference.arithmetic import U, height, tree_sum
+from normcheck.formats import Array, Format, Mask
+from normcheck.reference import loops
+from normcheck.reference.arithmetic import U, height
 from normcheck.reference.denominator import denominator, denominator_error
+from normcheck.reference.loops import TINY, Loops
 from normcheck.reference.problem import Problem
 
-TINY = 2.0**-1070
 RANGE = 2.0**300
-_FAR = 4.0
+_Parts = tuple[Array, Array, Array, Array, Array | None, Array | None]
 
 
 class Values(NamedTuple):
@@ -60,14 +61,29 @@ def level0(p: Problem) -> Values:
     Products may underflow: 2**-1070(1 + |w|) more.
     """
     with np.errstate(all="ignore"):
-        m = moments(p)
-        scale, relative = denominators(p, m)
-        gain = 1.02 * (relative + 6 * U)
-        reciprocal = 1.0 / scale
-        y = m.c * reciprocal[:, None]
-        err = np.abs(y) * gain[:, None] + (1.02 * m.mean_error * reciprocal + TINY)[:, None]
-        y, err = _affine(p, y, err)
-        return Values(y, None, err, m.mean, np.sqrt(m.spread), scale)
+        m, scale, parts = _parts(p, loops)
+        return Values(*_with_none(loops.values(*parts)), m.mean, np.sqrt(m.spread), scale)
+
+
+def rounded0(p: Problem, where: Loops, fmt: Format) -> tuple[Array, Mask]:
+    """What the bound of `level0` leaves no choice about: y rounded, and which elements of it are settled."""
+    _, _, parts = _parts(p, where)
+    value, settled = where.rounded(*parts, fmt)
+    return value, settled & in_range(p)[:, None]
+
+
+def _parts(p: Problem, where: Loops) -> tuple[Moments, Array, _Parts]:
+    """Moments, S, and what the last loop over the elements takes."""
+    m = moments(p, where)
+    scale, relative = denominators(p, m)
+    reciprocal = 1.0 / scale
+    weight = p.weight + p.offset if p.weight is not None and p.offset else p.weight
+    shift = 1.02 * m.mean_error * reciprocal + TINY
+    return m, scale, (m.c, reciprocal, 1.02 * (relative + 6 * U), shift, weight, p.bias)
+
+
+def _with_none(values: tuple[Array, Array]) -> tuple[Array, None, Array]:
+    return values[0], None, values[1]
 
 
 def denominators(p: Problem, m: Moments) -> tuple[Array, Array]:
@@ -83,7 +99,7 @@ def in_range(p: Problem) -> Mask:
     eps = p.standardization.eps
     if eps != 0 and not RANGE**-2 <= eps <= RANGE**2:
         return np.zeros(len(p.x), bool)
-    inside = np.asarray(within(p.x, RANGE).all(axis=1))
+    inside = np.ones(len(p.x), bool) if p.moderate else np.asarray(within(p.x, RANGE).all(axis=1))
     if p.mean is not None and p.variance is not None:
         inside &= within(p.mean, RANGE) & within(p.variance, RANGE**2)
     return inside
@@ -96,50 +112,15 @@ def within(x: Array, limit: float) -> Mask:
     return inside
 
 
-def moments(p: Problem) -> Moments:
+def moments(p: Problem, where: Loops = loops) -> Moments:
     """Statistics of the rows and their errors, see `level0`."""
     zero = np.zeros(len(p.x))
     if p.mean is not None and p.variance is not None:
         return Moments(p.mean, p.x - p.mean[:, None], p.variance, zero, zero)
     if not p.standardization.center:
-        statistic = p.x[:, : p.count]
-        spread = tree_sum(statistic * statistic) / p.divisor
+        spread = where.squares(p.x[:, : p.count]) / p.divisor
         return Moments(zero, p.x, spread, zero, 1.01 * (height(p.count) + 2) * U * spread)
-    return _centred_moments(p)
-
-
-def _centred_moments(p: Problem) -> Moments:
-    width, h = float(p.width), height(p.width)
-    mean = tree_sum(p.x) / width
-    c = p.x - mean[:, None]
-    squares = tree_sum(c * c)
-    reference = mean * mean + squares / width
-    shift = np.zeros_like(mean)
-    far = np.flatnonzero(mean * mean > _FAR * squares / width)
-    if far.size:
-        first, shift[far], c[far] = recentre(p.x[far], mean[far])
-        squares[far] = tree_sum(c[far] * c[far])
-        reference[far] = squares[far] / width + shift[far] * shift[far]
-        mean[far] = first + shift[far]
-    error = 1.01 * (h + 3) * U * np.sqrt(reference)
-    moved = (h + 8) * U * (squares / width + shift * shift) + error * error
-    return Moments(mean, c, squares / p.divisor, error, 1.01 * (width / p.divisor) * moved)
-
-
-def recentre(x: Array, mean: Array) -> tuple[Array, Array, Array]:
-    """A first mean (the element itself where all are equal: all that follows is then exact), the mean of what is left, and c."""
-    first = np.where((x == x[:, :1]).all(axis=1), x[:, 0], mean)
-    c = x - first[:, None]
-    shift = tree_sum(c) / float(x.shape[1])
-    return first, shift, c - shift[:, None]
-
-
-def _affine(p: Problem, y: Array, err: Array) -> tuple[Array, Array]:
-    if p.weight is not None:
-        weight = p.weight + p.offset if p.offset else p.weight
-        y = y * weight
-        err = err * np.abs(weight) + TINY
-    if p.bias is not None:
-        y = y + p.bias
-        err = err + 1.01 * U * np.abs(y)
-    return y, err
+    width, h, found = float(p.width), height(p.width), where.centred(p.x)
+    error = 1.01 * (h + 3) * U * np.sqrt(found.reference)
+    moved = (h + 8) * U * (found.squares / width + found.shift * found.shift) + error * error
+    return Moments(found.mean, found.c, found.squares / p.divisor, error, 1.01 * (width / p.divisor) * moved)

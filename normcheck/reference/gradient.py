@@ -20,25 +20,28 @@ import numpy as np
 
 from normcheck.formats import Array, Format, Mask
 from normcheck.reference import arithmetic as dd
+from normcheck.reference import loops, loops_dd
 from normcheck.reference.arithmetic import DD, U2, U, height, tree_sum
 from normcheck.reference.denominator import bend
 from normcheck.reference.double_double import (
-    LOST,
     ROOT,
     Denominator,
+    LoopsDD,
     ScaledMoments,
     exponent_of,
     power_product,
     row,
     statistics,
-    unscale,
 )
 from normcheck.reference.exact import ExactRow, exact_row, parameter
 from normcheck.reference.exceptional import ordinary
-from normcheck.reference.float64 import RANGE, TINY, Moments, denominators, in_range, moments, within
+from normcheck.reference.float64 import RANGE, Moments, denominators, in_range, moments, within
+from normcheck.reference.loops import TINY, Loops, Pull, Slope
+from normcheck.reference.loops_dd import LOST, unscale
 from normcheck.reference.problem import Problem, finite_or_zero, row_blocks
 from normcheck.reference.rows import Index
-from normcheck.reference.rungs import Rungs, Triple
+from normcheck.reference.rungs import Rungs
+from normcheck.reference.settling import Triple
 
 _RANGE = RANGE**0.5
 _FLOOR = 2.0**-530
@@ -46,11 +49,15 @@ _FLOOR = 2.0**-530
 
 @dataclass(frozen=True, eq=False)
 class Backward:
-    """A problem, the gradient dy of its output, and the gradient that reaches x besides, if there is one; all (R, D)."""
+    """A problem, the gradient dy of its output, and the gradient that reaches x besides, if there is one; all (R, D).
+
+    ``moderate`` tells that dy is known to be of a format narrower than float64.
+    """
 
     problem: Problem
     dy: Any
     besides: Any = None
+    moderate: bool = False
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -60,7 +67,8 @@ class Backward:
     def rows(self, chosen: Index | slice) -> Backward:
         """The same for some of the rows."""
         besides = None if self.besides is None else np.asarray(self.besides[chosen], np.float64)
-        return Backward(self.problem.rows(chosen), np.asarray(self.dy[chosen], np.float64), besides)
+        dy = np.asarray(self.dy[chosen], np.float64)
+        return Backward(self.problem.rows(chosen), dy, besides, self.moderate or self.dy.dtype.itemsize < 8)
 
     def blocks(self, elements: int) -> Iterator[tuple[slice, Backward]]:
         """The same in blocks of rows that hold about so many elements."""
@@ -86,53 +94,53 @@ def gradient0(b: Backward) -> Triple:
     4u of itself, |n| times the error of k, and e r|k|; their difference and the sum with the other gradient are rounded once
     each.
     """
-    p = b.problem
     with np.errstate(all="ignore"):
-        m = moments(p)
-        scale, relative = denominators(p, m)
-        weight = None if p.weight is None else p.weight + p.offset
-        g = b.dy if weight is None else b.dy * weight
-        if p.given:
-            dx = g * (1.0 / scale)[:, None]
-            err = np.abs(dx) * (1.02 * (relative + 5 * U))[:, None]
-        else:
-            dx, err = _through_statistics(p, m, g, scale, relative)
-        if b.besides is not None:
-            dx = dx + b.besides
-            err = err + 1.01 * U * np.abs(dx)
-        return Triple(dx, None, err + TINY)
+        dx, err = loops.slope_values(*_parts(b, loops))
+        return Triple(dx, None, err)
 
 
-def _through_statistics(p: Problem, m: Moments, g: Array, scale: Array, relative: Array) -> tuple[Array, Array]:
-    eps, placement = p.standardization.eps, p.standardization.placement
-    h, size, r = height(p.width), np.sqrt(tree_sum(g * g)), 1.0 / scale
-    size_c = np.sqrt(m.spread * p.divisor if p.count == p.width else tree_sum(m.c * m.c))
-    mean_size = size / np.sqrt(p.width)
-    if p.standardization.center:
-        g = g - (tree_sum(g) / float(p.width))[:, None]
+def _rounded0(b: Backward, where: Loops, fmt: Format) -> tuple[Array, Mask]:
+    value, settled = where.slopes(*_parts(b, where), fmt)
+    return value, settled & gradient_in_range(b)[:, None]
+
+
+def _parts(b: Backward, where: Loops) -> tuple[Array, Array, Slope, int, Array | None]:
+    """What the last loop over the elements takes."""
+    p = b.problem
+    m = moments(p, where)
+    scale, relative = denominators(p, m)
+    weight = p.weight + p.offset if p.weight is not None and p.offset else p.weight
+    found = where.pull(b.dy, weight, m.c, p.standardization.center and not p.given)
+    return found.g, m.c, _slope(p, m, found, scale, relative, where), p.count, b.besides
+
+
+def _slope(p: Problem, m: Moments, found: Pull, scale: Array, relative: Array, where: Loops) -> Slope:
+    r, zero = 1.0 / scale, np.zeros_like(scale)
+    first = 1.02 * (relative + 6 * U)
+    if p.given:
+        return Slope(r, zero, first, zero, zero, zero + TINY)
+    eps, placement, h = p.standardization.eps, p.standardization.placement, height(p.width)
+    size, size_c = np.sqrt(found.squares), np.sqrt(m.spread * p.divisor if p.count == p.width else where.squares(m.c))
     moves, relative_t = bend(m.spread, m.spread_error, relative, eps, placement, U)
     per_q = 1.0 / (p.divisor * scale * (np.sqrt(m.spread) if placement == "outside" else scale))
-    k = np.where(moves, tree_sum(g * m.c) * per_q, 0.0)
+    k = np.where(moves, found.q * per_q, 0.0)
     q_error = (2 * h + 11) * U * size * size_c + np.sqrt(p.width) * size * m.mean_error
     k_error = 1.02 * q_error * per_q + np.abs(k) * (1.02 * (relative + relative_t) + 5 * U)
     k_error = np.where(moves | np.isinf(relative_t), k_error, 0.0) + TINY
-    shift = 1.02 * r * (m.mean_error * np.abs(k) + ((h + 6) * U * mean_size if p.standardization.center else 0.0))
-    first, n = g * r[:, None], m.c * r[:, None]
-    n[:, p.count :] = 0.0
-    second = n * k[:, None]
-    dx = first - second
-    err = np.abs(first) * (1.02 * (relative + 6 * U))[:, None] + np.abs(second) * (1.02 * (relative + 4 * U))[:, None]
-    return dx, err + np.abs(n) * k_error[:, None] + shift[:, None] + 1.01 * U * np.abs(dx)
+    off = (h + 6) * U * size / np.sqrt(p.width) if p.standardization.center else zero
+    return Slope(r, k, first, 1.02 * (relative + 4 * U), k_error, 1.02 * r * (m.mean_error * np.abs(k) + off) + TINY)
 
 
 def gradient_in_range(b: Backward) -> Mask:
     """Rows on which `gradient0` meets neither over- nor underflow."""
-    inside = in_range(b.problem) & within(b.dy, _RANGE).all(axis=1)
+    inside = in_range(b.problem)
+    if not b.moderate:
+        inside &= within(b.dy, _RANGE).all(axis=1)
     weight = b.problem.weight
     return inside if weight is None else inside & within(weight, _RANGE).all(axis=1)
 
 
-def gradient1(b: Backward) -> Triple:
+def gradient1(b: Backward, where: LoopsDD = loops_dd) -> Triple:
     """dx in double-double on scaled rows with a bound on its error.
 
     Notes
@@ -144,7 +152,7 @@ def gradient1(b: Backward) -> Triple:
     """
     p = b.problem
     with np.errstate(all="ignore"):
-        m, d = statistics(p)
+        m, d = statistics(p, where)
         g, exponent = _scaled_gradient(b)
         if p.given:
             dx = dd.multiply(g, row(d.inverse))
@@ -152,7 +160,7 @@ def gradient1(b: Backward) -> Triple:
         else:
             dx, err = _through_statistics_dd(p, m, d, g)
         err = err + np.where((g[0] != 0).any(axis=1), 4 * LOST, 0.0)[:, None]
-        hi, lo, err = unscale(dx, err, (exponent - d.exponent)[:, None])
+        hi, lo, err = unscale(dx, err, exponent - d.exponent)
         if b.besides is not None:
             hi, lo = dd.add_double((hi, lo), b.besides)
             err = err + 2.1 * U2 * np.abs(hi)
@@ -265,4 +273,4 @@ def exact_slopes(b: Backward, r: int) -> ExactSlopes:
     return ExactSlopes(exact_row(p, r), g)
 
 
-GRADIENT: Rungs[Backward] = Rungs(gradient0, gradient_in_range, gradient1, gradient_exceptional, exact_gradients)
+GRADIENT: Rungs[Backward] = Rungs(_rounded0, gradient1, gradient_exceptional, exact_gradients)

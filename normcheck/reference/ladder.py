@@ -11,12 +11,13 @@ import numpy.typing as npt
 from normcheck.formats import Array, Format
 from normcheck.norms import Standardization
 from normcheck.reference.arithmetic import tree_sum
-from normcheck.reference.double_double import exponent_of, level1, power_product
+from normcheck.reference.double_double import LoopsDD, exponent_of, level1, power_product
 from normcheck.reference.exact import exact_elements
 from normcheck.reference.exceptional import exceptional
-from normcheck.reference.float64 import Values, in_range, level0
+from normcheck.reference.float64 import in_range, level0, rounded0
 from normcheck.reference.problem import Problem, problem
-from normcheck.reference.rungs import BLOCK, Rungs, Triple, new_counts, round_rows
+from normcheck.reference.rungs import BLOCK, Rungs, new_counts, round_rows
+from normcheck.reference.settling import Triple
 
 Level = Literal["float64", "double-double"]
 
@@ -153,8 +154,9 @@ def _sizes(p: Problem) -> tuple[Array, Array]:
     return np.ldexp(mean, exponent), largest
 
 
-def _triple(values: Values) -> Triple:
+def _double_double(p: Problem, where: LoopsDD) -> Triple:
+    values = level1(p, where)
     return Triple(values.hi, values.lo, values.err)
 
 
-FORWARD: Rungs[Problem] = Rungs(lambda p: _triple(level0(p)), in_range, lambda p: _triple(level1(p)), exceptional, exact_elements)
+FORWARD: Rungs[Problem] = Rungs(rounded0, _double_double, exceptional, exact_elements)

@@ -25,6 +25,7 @@ class Problem:
         picked them, then row r or, if there is one only, that one
     offset : added to the weight
     mean, variance : (R,) given statistics, or None for the row's own
+    moderate : whether x is known to be of a format narrower than float64, so that no square of it can over- or underflow
     """
 
     x: Any
@@ -34,6 +35,7 @@ class Problem:
     offset: float = 0.0
     mean: Array | None = None
     variance: Array | None = None
+    moderate: bool = False
 
     def rows(self, chosen: Index | slice) -> Problem:
         """The problem of some of the rows."""
@@ -41,6 +43,7 @@ class Problem:
         return replace(
             self,
             x=np.asarray(self.x[chosen], np.float64),
+            moderate=self.moderate or self.x.dtype.itemsize < 8,
             weight=_pick(self.weight, index),
             bias=_pick(self.bias, index),
             mean=None if self.mean is None else self.mean[index],

@@ -4,24 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 import numpy as np
 
 from normcheck.formats import Array, Format, Mask
-from normcheck.reference.arithmetic import U2, U, two_sum
+from normcheck.reference.double_double import LoopsDD
+from normcheck.reference.loops import Loops
+from normcheck.reference.places import Place, fastest
 from normcheck.reference.rows import Index
+from normcheck.reference.settling import Triple, settle
 from normcheck.reference.threads import each
 
 BLOCK = 1 << 16
-
-
-class Triple(NamedTuple):
-    """|hi + lo - y| <= err elementwise; lo is None for 0."""
-
-    hi: Array
-    lo: Array | None
-    err: Array
 
 
 class Rows(Protocol):
@@ -50,33 +45,16 @@ class Rungs(Generic[Work]):
 
     Attributes
     ----------
-    float64, double_double : values and their errors
-    in_range : on which rows the bound of ``float64`` holds
+    float64 : rounded values, and which of them are settled
+    double_double : values and their errors
     exceptional : which elements IEEE arithmetic decides, and their values
     exact : rounded values of the elements (rows, columns), and how many were ties
     """
 
-    float64: Callable[[Work], Triple]
-    in_range: Callable[[Work], Mask]
-    double_double: Callable[[Work], Triple]
+    float64: Callable[[Work, Loops, Format], tuple[Array, Mask]]
+    double_double: Callable[[Work, LoopsDD], Triple]
     exceptional: Callable[[Work], tuple[Mask, Array]]
     exact: Callable[[Work, tuple[Index, Index], Format], tuple[Array, int]]
-
-
-def settle(values: Triple, fmt: Format) -> tuple[Array, Mask]:
-    """The rounding test: hi + lo rounded to the format, and where all of [hi + lo - err, hi + lo + err] rounds to it."""
-    hi, lo, err = values
-    with np.errstate(all="ignore"):
-        if lo is None:
-            # 1.01 u|hi|: the ends of the interval are rounded themselves
-            wide = err + 1.01 * U * np.abs(hi)
-            lower, upper, value = fmt.round(hi - wide), fmt.round(hi + wide), fmt.round(hi)
-        else:
-            wide = err + 1.01 * U2 * np.abs(hi)
-            lower, upper = (fmt.round_sum(*two_sum(hi, lo + sign * wide)) for sign in (-1.0, 1.0))
-            value = fmt.round_sum(hi, lo)
-        same = (lower == upper) | (np.isnan(lower) & np.isnan(upper) & np.isfinite(hi))
-        return value, np.isfinite(err) & same
 
 
 def new_counts() -> dict[str, int]:
@@ -92,11 +70,13 @@ def round_rows(work: Work, rungs: Rungs[Work], out: Any, fmt: Format, counts: di
     if out.size == 0:
         return
 
+    where = fastest(out.size)
+
     def do(block: tuple[slice, Work]) -> dict[str, int]:
         chosen, part = block
         own = new_counts()
         with np.errstate(all="ignore"):
-            rows = round_block(part, rungs, fmt, own)
+            rows = round_block(part, rungs, where, fmt, own)
             out[chosen] = rows.astype(out.dtype, copy=False)
         return own
 
@@ -105,24 +85,25 @@ def round_rows(work: Work, rungs: Rungs[Work], out: Any, fmt: Format, counts: di
             counts[name] += count
 
 
-def round_block(work: Work, rungs: Rungs[Work], fmt: Format, counts: dict[str, int]) -> Array:
+def round_block(work: Work, rungs: Rungs[Work], where: Place, fmt: Format, counts: dict[str, int]) -> Array:
     """All elements of a block, rounded; ``counts`` are raised."""
     counts["elements"] += work.shape[0] * work.shape[1]
     if fmt.p == 53:
         out, settled = np.empty(work.shape), np.zeros(work.shape, bool)
     else:
-        out, settled = settle(rungs.float64(work), fmt)
-        settled &= rungs.in_range(work)[:, None]
+        out, settled = rungs.float64(work, where.float64, fmt)
     rows = np.flatnonzero(~settled.all(axis=1))
     if rows.size:
-        climb(work.rows(rows), rungs, settled[rows], out, rows, fmt, counts)
+        climb(work.rows(rows), rungs, where, settled[rows], out, rows, fmt, counts)
     return out
 
 
-def climb(work: Work, rungs: Rungs[Work], settled: Mask, out: Array, rows: Index, fmt: Format, counts: dict[str, int]) -> None:
+def climb(
+    work: Work, rungs: Rungs[Work], where: Place, settled: Mask, out: Array, rows: Index, fmt: Format, counts: dict[str, int]
+) -> None:
     """Settle in ``out[rows]`` what float64 has left open: by IEEE rules, by double-double, by exact arithmetic."""
     mask, ieee = rungs.exceptional(work)
-    better, proved = settle(rungs.double_double(work.finite()), fmt)
+    better, proved = settle(rungs.double_double(work.finite(), where.dd), fmt)
     better = np.where(mask, fmt.round(ieee), better)
     left = np.nonzero(~(settled | proved | mask))
     better[left], ties = rungs.exact(work, (left[0], left[1]), fmt)

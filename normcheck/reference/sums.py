@@ -21,12 +21,13 @@ from normcheck.formats import Array, Format, Mask
 from normcheck.norms import Fold
 from normcheck.reference import arithmetic as dd
 from normcheck.reference.arithmetic import DD, U2, U, height, tree_sum, tree_sum_dd
-from normcheck.reference.double_double import LOST, underflow
 from normcheck.reference.exact import ExactRow, exact_row, is_tie, root_enclosure, round_fraction
 from normcheck.reference.ladder import Certified, Level, certify_problem, round_problem
+from normcheck.reference.loops_dd import LOST, underflow
 from normcheck.reference.problem import Problem
 from normcheck.reference.rows import Index
-from normcheck.reference.rungs import BLOCK, Triple, new_counts, settle
+from normcheck.reference.rungs import BLOCK, new_counts
+from normcheck.reference.settling import Triple, settle
 
 _MOST_BITS = 4096
 

@@ -1,0 +1,148 @@
+"""The heavy loops of the double-double level compiled by numba, bit for bit those of `normcheck.reference.loops_dd`."""
+
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, misc"
+# (what numba compiles takes its types from the arguments)
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from normcheck.formats import Array
+from normcheck.reference.arithmetic import DD, U2
+from normcheck.reference.compiled import NONE, power_below
+from normcheck.reference.loops_dd import LOST, SMALL, CentredDD, Weight, powers
+
+_SPLITTER = 2.0**27 + 1.0
+
+
+@njit(nogil=True, cache=True, error_model="numpy", inline="always")
+def _two_sum(a, b):
+    s = a + b
+    z = s - a
+    return s, (a - (s - z)) + (b - z)
+
+
+@njit(nogil=True, cache=True, error_model="numpy", inline="always")
+def _fast_two_sum(a, b):
+    s = a + b
+    return s, b - (s - a)
+
+
+@njit(nogil=True, cache=True, error_model="numpy", inline="always")
+def _two_product(a, b):
+    p = a * b
+    t = _SPLITTER * a
+    a_hi = t - (t - a)
+    a_lo = a - a_hi
+    t = _SPLITTER * b
+    b_hi = t - (t - b)
+    b_lo = b - b_hi
+    return p, ((a_hi * b_hi - p) + a_hi * b_lo + a_lo * b_hi) + a_lo * b_lo
+
+
+@njit(nogil=True, cache=True, error_model="numpy", inline="always")
+def _add(a_hi, a_lo, b_hi, b_lo):
+    s, s_lo = _two_sum(a_hi, b_hi)
+    t, t_lo = _two_sum(a_lo, b_lo)
+    v, v_lo = _fast_two_sum(s, s_lo + t)
+    return _fast_two_sum(v, t_lo + v_lo)
+
+
+@njit(nogil=True, cache=True, error_model="numpy", inline="always")
+def _multiply(a_hi, a_lo, b_hi, b_lo):
+    p, p_lo = _two_product(a_hi, b_hi)
+    return _fast_two_sum(p, p_lo + (a_hi * b_lo + a_lo * b_hi))
+
+
+@njit(nogil=True, cache=True, error_model="numpy", inline="always")
+def _tree(hi, lo, width):
+    """Sum of the first ``width`` double-doubles, in place."""
+    keep = power_below(width)
+    while width > 1:
+        for j in range(width - keep):
+            hi[j], lo[j] = _add(hi[j], lo[j], hi[keep + j], lo[keep + j])
+        width = keep
+        keep = keep // 2 if keep > 1 else 1
+    return hi[0], lo[0]
+
+
+@njit(nogil=True, cache=True, error_model="numpy", inline="always")
+def _divide_double(a_hi, a_lo, b):
+    q = a_hi / b
+    p, p_lo = _two_product(q, b)
+    return _fast_two_sum(q, (((a_hi - p) - p_lo) + a_lo) / b)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _centred(x, first, c_hi, c_lo, squares_hi, squares_lo, shift_hi, shift_lo):
+    rows, width = x.shape
+    hi, lo = np.empty(width), np.empty(width)
+    for r in range(rows):
+        high, low = c_hi[r], c_lo[r]
+        for j in range(width):
+            high[j], low[j] = _two_sum(x[r, j], -first[r])
+            hi[j], lo[j] = high[j], low[j]
+        total, rest = _tree(hi, lo, width)
+        d, d_lo = _divide_double(total, rest, float(width))
+        for j in range(width):
+            high[j], low[j] = _add(high[j], low[j], -d, -d_lo)
+            hi[j], lo[j] = _multiply(high[j], low[j], high[j], low[j])
+        squares_hi[r], squares_lo[r] = _tree(hi, lo, width)
+        shift_hi[r], shift_lo[r] = d, d_lo
+
+
+def centred_dd(x: Array, first: Array) -> CentredDD:
+    """As `normcheck.reference.loops_dd.centred_dd`."""
+    c, rows = (np.empty(x.shape), np.empty(x.shape)), [np.empty(len(x)) for _ in range(4)]
+    _centred(x, first, *c, *rows)
+    return CentredDD(c, (rows[0], rows[1]), (rows[2], rows[3]))
+
+
+@njit(nogil=True, cache=True, error_model="numpy", inline="always")
+def _underflow(product, nonzero):
+    return LOST if nonzero and abs(product) < SMALL else 0.0
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _elements(c_hi, c_lo, i_hi, i_lo, gain, shift, w_hi, w_lo, w_lost, up, down, bias, out_hi, out_lo, out_err):
+    rows, width = c_hi.shape
+    for r in range(rows):
+        hi, lo, err = out_hi[r], out_lo[r], out_err[r]
+        for j in range(width):
+            hi[j], lo[j] = _multiply(c_hi[r, j], c_lo[r, j], i_hi[r], i_lo[r])
+            err[j] = (abs(hi[j]) * gain[r] + shift[r]) + _underflow(hi[j], c_hi[r, j] != 0)
+        if w_hi.size:
+            k = r if w_hi.shape[0] > 1 else 0
+            wide = w_hi.shape[1] > 1
+            for j in range(width):
+                i = j if wide else 0
+                w = w_hi[k, i]
+                p, p_lo = _multiply(hi[j], lo[j], w, w_lo[k, i])
+                err[j] = (err[j] * abs(w) + _underflow(p, (w != 0) & (hi[j] != 0))) + w_lost[k, i]
+                hi[j], lo[j] = p, p_lo
+        for j in range(width):
+            h, low = hi[j] * up[0, r] * up[1, r], lo[j] * up[0, r] * up[1, r]
+            exact = (h * down[0, r] * down[1, r] == hi[j]) & (low * down[0, r] * down[1, r] == lo[j])
+            err[j] = err[j] * up[0, r] * up[1, r] + (0.0 if exact else 2 * LOST)
+            hi[j], lo[j] = h, low
+        if bias.size:
+            k = r if bias.shape[0] > 1 else 0
+            wide = bias.shape[1] > 1
+            for j in range(width):
+                s, s_lo = _two_sum(hi[j], bias[k, j if wide else 0])
+                hi[j], lo[j] = _fast_two_sum(s, lo[j] + s_lo)
+                err[j] = err[j] + 2.1 * U2 * abs(hi[j])
+        for j in range(width):
+            err[j] = 1.01 * err[j] if np.isfinite(hi[j]) & np.isfinite(lo[j]) else np.inf
+
+
+def elements_dd(
+    c: DD, inverse: DD, gain: Array, shift: Array, weight: Weight | None, exponent: Array, bias: Array | None
+) -> tuple[Array, Array, Array]:
+    """As `normcheck.reference.loops_dd.elements_dd`."""
+    out = np.empty(c[0].shape), np.empty(c[0].shape), np.empty(c[0].shape)
+    parts = (NONE, NONE, NONE) if weight is None else tuple(np.ascontiguousarray(part) for part in weight)
+    added = NONE if bias is None else np.ascontiguousarray(bias)
+    _elements(*c, *inverse, gain, shift, *parts, powers(exponent), powers(-exponent), added, *out)
+    return out
