@@ -22,12 +22,14 @@ from normcheck.norms import Fold
 from normcheck.reference import arithmetic as dd
 from normcheck.reference.arithmetic import DD, U2, U, height, tree_sum, tree_sum_dd
 from normcheck.reference.exact import ExactRow, exact_row, is_tie, root_enclosure, round_fraction
+from normcheck.reference.float64 import in_range, level0
 from normcheck.reference.ladder import Certified, Level, certify_problem, round_problem
 from normcheck.reference.loops_dd import LOST, underflow
 from normcheck.reference.problem import Problem
 from normcheck.reference.rows import Index
 from normcheck.reference.rungs import BLOCK, new_counts
 from normcheck.reference.settling import Triple, settle
+from normcheck.reference.threads import each
 
 _MOST_BITS = 4096
 
@@ -55,14 +57,25 @@ class Normalized:
 
     def triple(self, p: Problem, level: Level) -> Triple:
         """n with its error."""
-        found: Certified = certify_problem(p, level)
-        return Triple(found.hi, found.lo, found.err)
+        if level == "double-double":
+            return _triple(certify_problem(p, level))
+        values = level0(p)
+        hi, lo, err = values.hi, np.zeros_like(values.hi), values.err
+        rows = np.flatnonzero(~(np.isfinite(err.sum(axis=1)) & in_range(p)))
+        if rows.size:
+            better = certify_problem(p.rows(rows), level)
+            hi[rows], lo[rows], err[rows] = _triple(better)
+        return Triple(hi, lo, err)
 
     def exact(self, p: Problem, r: int) -> Callable[[int], Root]:
         """c_i/S as a + b sqrt(t)."""
         row: ExactRow = exact_row(p, r)
         a, b = row.inverse
         return lambda i: Root(row.c(i) * a, row.c(i) * b, row.radicand)
+
+
+def _triple(found: Certified) -> Triple:
+    return Triple(found.hi, found.lo, found.err)
 
 
 @dataclass(frozen=True)
@@ -136,11 +149,13 @@ def parameter_gradient(p: Problem, dy: Any, fold: Fold, factor: Factor, fmt: For
         value, settled = _round(totals, fmt)
         counts["elements"] += value.size
         if fmt.p == 53 or not settled.all():
+            settled &= fmt.p < 53
             counts["level1"] += int((~settled).sum())
-            totals = _sum_all(work, "double-double")
-            better, proved = _round(totals, fmt)
-            value = np.where(settled, value, better)
-            left = np.argwhere(~(settled | proved))
+            columns = np.flatnonzero(~settled.all(axis=0))
+            better, proved = _round(_sum_all(work, "double-double", columns), fmt)
+            value[:, columns] = np.where(settled[:, columns], value[:, columns], better)
+            settled[:, columns] |= proved
+            left = np.argwhere(~settled)
             counts["level2"] += len(left)
             _resolve(work, fmt, value, left, counts)
         return value
@@ -152,13 +167,14 @@ def _round(totals: Totals, fmt: Format) -> tuple[Array, Mask]:
     return np.where(special, fmt.round(totals.special), value), settled | special
 
 
-def _sum_all(work: _Work, level: Level) -> Totals:
+def _sum_all(work: _Work, level: Level, columns: Index | None = None) -> Totals:
+    """Sums of all parameters, or of those in some columns."""
     fold = work.fold
-    columns = fold.width // fold.repeat if fold.repeat else 1
-    totals = Totals(*(np.zeros((fold.period, columns)) for _ in range(5)))
-    for chosen in aligned_blocks(fold.rows, fold.width, fold.period, BLOCK):
+    count = (fold.width // fold.repeat if fold.repeat else 1) if columns is None else len(columns)
+    totals = Totals(*(np.zeros((fold.period, count)) for _ in range(5)))
+    blocks = aligned_blocks(fold.rows, fold.width, fold.period, BLOCK)
+    for chosen, part in each(lambda chosen: (chosen, _sum_block(work, chosen, level, columns)), blocks):
         first = chosen.start % fold.period
-        part = _sum_block(work, chosen, level)
         totals[slice(first, first + len(part.hi))].add(part)
     return totals
 
@@ -174,29 +190,45 @@ def aligned_blocks(rows: int, width: int, period: int, elements: int) -> Iterato
         yield from (slice(start, min(start + step, base + period)) for start in range(base, base + period, step))
 
 
-def _sum_block(work: _Work, chosen: slice, level: Level) -> Totals:
-    dy, n = np.asarray(work.dy[chosen], np.float64), work.factor.triple(work.problem.rows(chosen), level)
-    (product, lo), err = _products(dy, n, level)
-    ieee = ~np.isfinite(product) & (~np.isfinite(dy) | ((n.err == 0) & ~np.isfinite(n.hi)))
-    special = np.where(ieee, product, 0.0)
-    err = np.where(ieee, 0.0, np.where(np.isfinite(product) & np.isfinite(lo), err, np.inf))
-    product, lo = np.where(np.isfinite(product), product, 0.0), np.where(np.isfinite(lo), lo, 0.0)
-    q = min(work.fold.period, len(dy))
-    layout = (len(dy) // q, q, work.fold.repeat or work.fold.width)
-    size = 1.01 * _reduce_plain(np.abs(product), layout)
-    unit = 1.01 * U if level == "float64" else 3.1 * U2
-    err = 1.01 * _reduce_plain(err, layout) + (height(layout[0]) + height(layout[2])) * unit * size
-    return Totals(*_reduce((product, lo), layout, level), err, size, _reduce_plain(special, layout))
+def _sum_block(work: _Work, chosen: slice, level: Level, columns: Index | None) -> Totals:
+    with np.errstate(all="ignore"):
+        dy, n = np.asarray(work.dy[chosen], np.float64), work.factor.triple(work.problem.rows(chosen), level)
+        repeat = work.fold.repeat or work.fold.width
+        if columns is not None and len(columns) * repeat < work.fold.width:
+            met = (columns[:, None] * repeat + np.arange(repeat)).ravel()
+            dy, n = dy[:, met], Triple(n.hi[:, met], _low(n)[:, met], n.err[:, met])
+        product, err = _products(dy, n, level)
+        special = np.zeros_like(dy)
+        if not np.isfinite(product[0] + product[1]).all():
+            product, err, special = _ieee(dy, n, product, err)
+        q = min(work.fold.period, len(dy))
+        layout = (len(dy) // q, q, repeat)
+        size = 1.01 * _reduce_plain(np.abs(product[0]), layout)
+        unit = 1.01 * U if level == "float64" else 3.1 * U2
+        err = 1.01 * _reduce_plain(err, layout) + (height(layout[0]) + height(layout[2])) * unit * size
+        return Totals(*_reduce(product, layout, level), err, size, _reduce_plain(special, layout))
+
+
+def _low(n: Triple) -> Array:
+    return np.zeros_like(n.hi) if n.lo is None else n.lo
+
+
+def _ieee(dy: Array, n: Triple, product: DD, err: Array) -> tuple[DD, Array, Array]:
+    """Products and errors with those taken out that IEEE arithmetic decides, and these."""
+    known = np.isfinite(product[0]) & np.isfinite(product[1])
+    decided = ~np.isfinite(product[0]) & (~np.isfinite(dy) | ((n.err == 0) & ~np.isfinite(n.hi)))
+    err = np.where(decided, 0.0, np.where(known, err, np.inf))
+    hi, lo = (np.where(known, part, 0.0) for part in product)
+    return (hi, lo), err, np.where(decided, product[0], 0.0)
 
 
 def _products(dy: Array, n: Triple, level: Level) -> tuple[DD, Array]:
-    assert n.lo is not None
+    lo = _low(n)
     if level == "float64":
         product = dy * n.hi
-        lost = np.where((dy != 0) & (n.hi != 0), LOST, 0.0)
-        return (product, np.zeros_like(dy)), np.abs(dy) * (n.err + np.abs(n.lo)) + 1.01 * U * np.abs(product) + lost
-    hi, lo = dd.multiply((n.hi, n.lo), (dy, np.zeros_like(dy)))
-    return (hi, lo), np.abs(dy) * n.err + 7.1 * U2 * np.abs(hi) + underflow(hi, (dy != 0) & (n.hi != 0))
+        return (product, np.zeros_like(dy)), np.abs(dy) * (n.err + np.abs(lo)) + 1.01 * U * np.abs(product) + LOST
+    hi, low = dd.multiply((n.hi, lo), (dy, np.zeros_like(dy)))
+    return (hi, low), np.abs(dy) * n.err + 7.1 * U2 * np.abs(hi) + underflow(hi, (dy != 0) & (n.hi != 0))
 
 
 Layout = tuple[int, int, int]
