@@ -30,7 +30,7 @@ BITES = (
     ("cumulative-average-that-counts-the-initial-value", "running-cumulative", "step 1: running_mean"),
     ("one-value-stores-nan", "one-value-per-channel", "running_var=nan, but should be finite or refused"),
     ("frozen-without-eps", "evaluation-statistics", "running_var=0]"),
-    ("folded-with-a-clipped-variance", "evaluation-statistics", r"running_var=1e\+12]"),
+    ("folded-with-a-clipped-variance", "evaluation-statistics", r"but should be .* running_var="),
     ("variance-that-starts-at-zero", "fresh-evaluation", "but should be"),
     ("variance-that-is-not-stored", "state-round-trip", "in evaluation from the loaded state, but should be"),
     ("switch-that-is-not-looked-at", "tracking-switch", "with track_running_stats=False, but should still be"),

@@ -23,7 +23,6 @@ from normcheck.faults.parts import (
 from normcheck.faults.sums import Values, halving, sequential
 from normcheck.norms import BatchNorm, GroupNorm, InstanceNorm, L2Norm, PartialRMSNorm, RMSNorm, ScaleNorm
 
-_BEFORE_WEIGHT = Contract(cast="before_weight")
 _PROMOTED = Contract(cast="before_weight", output="promote")
 _OVERFLOW = ("overflow",)
 _NUMPY: dict[str, Any] = {"framework": "numpy", "grad": None}
@@ -58,7 +57,7 @@ def rms_in_float64(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return finish(x, wide * (mean(wide * wide) + eps).rsqrt(), weight)
 
 
-@sound_norm(RMS_NORM, contract=_BEFORE_WEIGHT, warns=_OVERFLOW)
+@sound_norm(RMS_NORM, contract=_PROMOTED, warns=_OVERFLOW)
 def llama(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """The standardized value is rounded before the weight, as in Hugging Face's Llama."""
     wide, square = mean_square(x)
@@ -66,7 +65,7 @@ def llama(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return n if weight is None else weight * n
 
 
-@sound_norm(RMS_NORM, dtypes=HALF, contract=_BEFORE_WEIGHT, warns=_OVERFLOW)
+@sound_norm(RMS_NORM, dtypes=HALF, contract=_PROMOTED, warns=_OVERFLOW)
 def t5(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """As Llama; the input meets the reciprocal root in its own dtype, promoted, and is rounded to the weight's."""
     n = x * (mean(widened(x) ** 2) + eps).rsqrt()

@@ -186,7 +186,7 @@ def batch_norm(
         batch = (mean.reshape(-1), var.reshape(-1) * (rows.shape[1] / max(rows.shape[1] - 1, 1)))
         new = [_running(old, now, momentum) for old, now in zip((running_mean, running_var), batch, strict=True)]
     else:
-        mean, var, new = _wide(running_mean), _wide(running_var), [running_mean, running_var]
+        mean, var, new = running_mean.astype(wide.dtype), running_var.astype(wide.dtype), [running_mean, running_var]
     mean, var = _per_channel((mean, var), x.ndim)
     n = (wide - mean) / np.sqrt(var + eps)
     return _affine(n, *_per_channel((weight, bias), x.ndim)).astype(x.dtype), new[0], new[1]

@@ -193,6 +193,14 @@ def builtins() -> Iterator[Implementation]:
     """torch's own norms: the functions and their modules."""
     yield _function("layer_norm", LayerNorm(), ("x", "normalized_shape", *_AFFINE, "eps"), contract=_MERGE)
     yield _module("LayerNorm", LayerNorm(), ("normalized_shape", "eps"), contract=_MERGE)
+    yield _row(
+        "torch.native_layer_norm",
+        LayerNorm(),
+        call=Named("torch:native_layer_norm"),
+        arguments=("x", "normalized_shape", *_AFFINE, "eps"),
+        returns=("y", "mean", "rstd"),
+        contract=_MERGE,
+    )
     yield _function("rms_norm", RMSNorm(), ("x", "normalized_shape", "weight", "eps"))
     yield _module("RMSNorm", RMSNorm(), ("normalized_shape", "eps"))
     yield _function("normalize", L2Norm(), ("x", 2.0, -1, "eps"), affine=False, dtypes=FLOATS[:2])
