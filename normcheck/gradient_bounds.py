@@ -30,6 +30,9 @@ With given statistics E_dx = |dx|*(rho+3u). A second gradient that is added, as 
 and one to storage of the part that came through the norm. With the cast ``before_weight`` g is formed in the storage format, of
 unit roundoff u_x: u_x*(|g| + G + |n|*Q) more, in the brackets.
 
+**Sum of a row.** sum(dx) = 0 where a mean is subtracted, and so what is a multiple of dx or of n drops out: of the brackets
+remain D*r*(1+rho)*( u*(H+8)*G + 7u*mean|n|*|q| + tau*(2*|q|+dq) + (H+3)*u*mean|n|*|q| + 4u*r*|q|*mean(|x|+|mu|) ).
+
 **Branches.** Code that converts x to the compute format at several places gives x several gradients, each of which autograd
 rounds to storage before it adds them. They are as large as r*(|g| + |n*q| + G + mean|n|*|q|), and no more than four: 4*u_x times
 this, and half a subnormal of the storage format each.
@@ -53,6 +56,7 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -143,10 +147,24 @@ class GradientErrors:
         """M, the number of elements that meet one parameter."""
         return self.dy.size // max(self.fold.period * (self.fold.width // self.fold.repeat if self.fold.repeat else 1), 1)
 
-    def heights(self) -> dict[str, int]:
-        """H_M of the classes of sums over rows."""
+    def height(self, name: Literal["tree", "sequential"]) -> int:
+        """H_M of a class of sums over rows."""
         tree = 32 + math.ceil(math.log2(max(self.terms, 1)))
-        return {"tree": tree, "sequential": max(self.terms, tree)}
+        return tree if name == "tree" else max(self.terms, tree)
+
+    def row_sum(self, allowed: ErrorClass) -> Array:
+        """Bound on |sum of dx| over each row, (R,), where a mean is subtracted: see the module docstring."""
+        u, h = self.forward.compute.u, allowed.height
+        x, mu = np.abs(self.forward.rows), np.abs(self.forward.certified.mean)[:, None]
+        with np.errstate(all="ignore"):
+            rho, tau = self._rho(allowed)[:, None], self._tau(allowed)
+            g, n, q = self._mean(np.abs(self._g)), self._mean(np.abs(self._n)), np.abs(self._q)
+            products = self._p * self._mean(np.abs(self._g * self._standardized))
+            dq = self._dq(allowed, products, rho, tau)
+            error = u * (h + 8) * g + 6 * u * n * q + tau * (q + dq) + ((h + 3) * u * n + tau) * q
+            error = error + u * n * (q + dq) + 4 * u * self._r * q * self._mean(x + mu)
+            error = self._r * (1 + rho) * error + self._mean(self._underflow(allowed))
+            return np.asarray((self.fold.width * error * (1 + 4 * u * (h + 8)))[:, 0])
 
     def judged(self) -> Mask:
         """Which rows can be judged, (R,): those of the forward pass on which r**3 and its reciprocal are in range as well."""

@@ -5,19 +5,20 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 
-from normcheck.bounds import Judgement, judge
+from normcheck.bounds import Judgement, judge, vacuous
 from normcheck.checks.base import Context, FormError, describe
 from normcheck.checks.cases import Case
 from normcheck.formats import Array, Format, format_of
 from normcheck.gradient_bounds import GradientErrors
 from normcheck.implementations.gradients import Gradients, backward
 from normcheck.reference.slopes import Exact, certify_gradients
+from normcheck.results import Outcome, Result, Severity
 
-CLASSES = ("tree", "sequential", "branches")
+Allowed = Literal["rows", "tree", "sequential", "branches"]
 NAMES = {"x": "dx", "residual": "dresidual", "weight": "dweight", "bias": "dbias"}
 
 
@@ -69,19 +70,22 @@ class GradientCase:
         inputs = self.case.inputs
         return format_of(inputs.dtype if name in ("x", "residual") else inputs.weight_dtype or inputs.dtype)
 
-    @functools.cache  # noqa: B019 - a case lives as long as its bounds are used
-    def bound(self, name: str, allowed: str) -> Array:
-        """E of a class in the shape of ``exact``; the class ``branches`` adds what several gradients of x lose to storage."""
+    def bound(self, name: str, allowed: Allowed) -> Array:
+        """E in the shape of ``exact``.
+
+        ``tree`` and ``sequential`` are the classes of sums along a row; ``branches`` adds to the latter what several gradients
+        of x lose to storage; ``rows`` asks for a tree over the rows, too.
+        """
         exact = self.exact[name]
-        forward = self.case.classes["tree" if allowed == "tree" else "sequential"]
+        forward = self.case.classes["sequential" if allowed in ("sequential", "branches") else "tree"]
         if name in ("x", "residual"):
             error = self.errors.dx(forward, exact.hi)
             return error + exact.err + (self.errors.branches() if allowed == "branches" else 0.0)
-        height = self.errors.heights()["tree" if allowed == "tree" else "sequential"]
+        height = self.errors.height("tree" if allowed == "rows" else "sequential")
         error = self.errors.dweight(forward, height) if name == "weight" else self.errors.dbias(height)
         return np.asarray(error[None, :] + exact.err)
 
-    def judge(self, name: str, output: Array, allowed: str) -> Judgement:
+    def judge(self, name: str, output: Array, allowed: Allowed) -> Judgement:
         """Hold a gradient, as `rows_of` gives it, against the bound of a class."""
         rows = self.errors.judged() if name in ("x", "residual") else np.ones(1, bool)
         return judge(output, self.exact[name], self.bound(name, allowed), self.format_of(name), rows)
@@ -107,14 +111,6 @@ class GradientCase:
     def describe(self) -> str:
         """The call in brackets of the message grammar."""
         return describe(self.case) + (f", dy: {self.layout}" if self.layout != "contiguous" else "")
-
-
-class Worst(NamedTuple):
-    """A gradient held against all classes: by class the largest ratio, and the verdict that decides."""
-
-    ratios: Mapping[str, float]
-    verdict: Judgement
-    name: str
 
 
 def gradient_case(
@@ -162,4 +158,79 @@ def pulled(context: Context, gradient: GradientCase, passes: int = 1) -> Gradien
         dtype=case.out_format.name,
         layout=gradient.layout,
         passes=passes,
+    )
+
+
+def held(context: Context, check: str, gradient: GradientCase, name: str, output: Array, note: str = "", **where: Any) -> Result:
+    """A gradient held against its bound.
+
+    Within the contract's class it passes; within that of sequential sums, or with what several gradients of x lose to storage, it
+    is a warning; beyond it fails. Skipped as vacuous where E > abs(gradient)/10 at every element.
+    """
+    where = {"shape": tuple(gradient.case.fold.shape), **where}
+    classes = _classes(context)
+    first = last = gradient.judge(name, output, classes[0])
+    if not first.judged.any():
+        return context.result(check, Outcome.SKIPPED, f"{NAMES[name]}: nothing can be judged", **where)
+    if first.worst_ratio <= 1 and vacuous(gradient.exact[name], gradient.bound(name, classes[0]), first.judged):
+        return context.result(check, Outcome.SKIPPED, f"vacuous: the bound is above |{NAMES[name]}|/10 at every element", **where)
+    outcome, reason = Outcome.PASSED, ""
+    for allowed in classes[1:] if first.worst_ratio > 1 else ():
+        last = gradient.judge(name, output, allowed)
+        outcome, reason = Outcome.WARNED, _REASONS[allowed]
+        if last.worst_ratio <= 1:
+            break
+    if last.worst_ratio > 1:
+        outcome, first, reason = Outcome.FAILED, last, ""
+    return _result(context, check, gradient, name, output, first, outcome, "; ".join(filter(None, (reason, note))), where)
+
+
+_REASONS = {
+    "sequential": "within the bound of a sequential sum only",
+    "branches": "x has several gradients, each rounded to storage",
+}
+
+
+def _classes(context: Context) -> tuple[Allowed, ...]:
+    """What is asked first, and what passes with a warning."""
+    declared = context.implementation.contract.accumulation
+    if isinstance(declared, int):
+        return ("tree",)
+    return ("sequential", "branches") if declared == "sequential" else ("tree", "sequential", "branches")
+
+
+def _result(
+    context: Context,
+    check: str,
+    gradient: GradientCase,
+    name: str,
+    output: Array,
+    verdict: Judgement,
+    outcome: Outcome,
+    note: str,
+    where: dict[str, Any],
+) -> Result:
+    at = verdict.worst
+    assert at is not None
+    text = "" if outcome is Outcome.PASSED else _message(gradient, name, output, verdict) + (f"; {note}" if note else "")
+    return context.result(
+        check,
+        outcome,
+        text,
+        severity=Severity.WARNING if outcome is Outcome.WARNED else Severity.ERROR,
+        error=float(verdict.error[at]),
+        tolerance=float(verdict.tolerance[at]),
+        measures={f"ratio_{NAMES[name]}": verdict.worst_ratio},
+        **where,
+    )
+
+
+def _message(gradient: GradientCase, name: str, output: Array, verdict: Judgement) -> str:
+    at = verdict.worst
+    assert at is not None
+    place = f"{at[0]}, {at[1]}" if name in ("x", "residual") else f"{at[1]}"
+    exact = float(gradient.exact[name].hi[at])
+    return (
+        f"{NAMES[name]}[{place}]={float(output[at])!r}, but should be {exact!r} within {float(verdict.tolerance[at]):.3g} "
+        f"[{gradient.describe()}]"
     )

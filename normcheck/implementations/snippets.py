@@ -50,6 +50,53 @@ def snippet(
     return "\n".join([*_imports(lines), *imported, *lines]) + "\n"
 
 
+def gradient_snippet(
+    implementation: Implementation,
+    inputs: Inputs,
+    dy: Array,
+    name: str,
+    index: tuple[int, ...],
+    expected: float,
+    *,
+    dtype: str,
+    layout: str = "contiguous",
+) -> str:
+    """Python source that runs one backward pass again and prints an element of a gradient and what it should be.
+
+    Parameters
+    ----------
+    implementation, inputs, dy, dtype, layout : as for `normcheck.implementations.backward`
+    name : of the input whose gradient is shown
+    index, expected : of the element, and its certified value
+    """
+    framework = frameworks()[implementation.framework]
+    present = {key: getattr(inputs, key) for key in ARRAYS if getattr(inputs, key) is not None}
+    lines = []
+    for key, array in present.items():
+        lines += _array(framework, inputs, key, array, None)
+    lines += _literals("dy", np.asarray(dy, np.float64))
+    lines.append(framework.snippet_array("dy", dtype, inputs.device, layout, np.ndim(dy)))
+    place = ", ".join(str(i) for i in index)
+    if callable(implementation.grad):
+        imported, function = _imported(implementation, implementation.grad)
+        names = ", ".join(f"{key}={key if key in present else None}" for key in ("x", "weight", "bias", "residual"))
+        known = [key for key in ("eps", "normalized_shape", "num_groups", "fraction") if implementation.knows(key)]
+        settings = "".join(f", {key}={implementation.setting(key, inputs.x.shape)!r}" for key in known)
+        lines.append(f"grads = {function}(dict({names}{settings}), dict(y=dy))")
+        shown = f'grads["{name}"]'
+    else:
+        imported, function = _imported(implementation)
+        module = implementation.module is not None and name in ("weight", "bias") and name not in implementation.passes
+        leaf = f"module.{name}" if module else name
+        called = _call(implementation, framework, inputs, present, function)
+        at = next(i for i, line in enumerate(called) if line.startswith("y = "))
+        lines += [*called[:at], f"{leaf}.requires_grad_()", *called[at:], "y.backward(dy)"]
+        shown = f"{leaf}.grad"
+    lines += [f"got = float({framework.snippet_value(f'{shown}[{place}]')})", 'print("got     ", got.hex(), got)']
+    lines.append(f'print("expected {float(expected).hex()} {float(expected)!r}")')
+    return "\n".join([*_imports(lines), *imported, *lines]) + "\n"
+
+
 def _array(framework: Framework, inputs: Inputs, name: str, array: Array, expression: str | None) -> list[str]:
     lines = [f"{name} = {expression}"] if expression is not None else _literals(name, np.asarray(array, np.float64))
     own = name in ("x", "residual")
@@ -138,9 +185,10 @@ def _result(implementation: Implementation, expression: str) -> list[str]:
     return [f"y = {expression}", *["y = y[0] if isinstance(y, tuple) else y"] * several]
 
 
-def _imported(implementation: Implementation) -> tuple[list[str], str]:
-    """Lines that import the callable, and the expression that names it."""
-    target = implementation.source or getattr(implementation.target, "target", "") or _importable(implementation.target)
+def _imported(implementation: Implementation, function: Any = None) -> tuple[list[str], str]:
+    """Lines that import the callable (or another function of it), and the expression that names it."""
+    own = implementation.source or getattr(implementation.target, "target", "") or _importable(implementation.target)
+    target = own if function is None else _importable(function)
     place, _, attribute = target.rpartition(":")
     first, *rest = attribute.split(".")
     claims = implementation.call is None and not isinstance(implementation.target, Built)

@@ -1,0 +1,340 @@
+"""Autograd: the graph is whole, gradients add up, dy may lie anywhere in memory, and the second derivative is right."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from normcheck.checks.base import Context, FormError, SkipCaseError, describe, guarded, register
+from normcheck.checks.gradient_cases import NAMES, GradientCase, gradient_case, held, pulled, slopes
+from normcheck.checks.gradients import with_residual
+from normcheck.checks.second_order import second_order
+from normcheck.formats import Array
+from normcheck.implementations import CallError, frameworks
+from normcheck.implementations.gradients import Gradients, backward_twice, differentiable
+from normcheck.results import Outcome, Result, Severity
+
+_LAYOUTS = ("transposed", "channels_last", "strided", "sliced", "expanded", "unaligned")
+_REQUIRES = ("output-form", "accuracy", "gradient-flow")
+
+
+def _needs_gradients(context: Context) -> str:
+    return differentiable(context.implementation)
+
+
+def _needs_autograd(context: Context) -> str:
+    if callable(context.implementation.grad):
+        return "the backward pass is a function"
+    return differentiable(context.implementation)
+
+
+def _needs_second_order(context: Context) -> str:
+    if context.dtype != "float32":
+        return f"{context.dtype}: second derivatives are composed of operations that round to storage"
+    if context.implementation.residual:
+        return "with a residual the second derivative is that of the sum"
+    return _needs_autograd(context)
+
+
+@register("gradient-flow", applies=_needs_gradients)
+def gradient_flow(context: Context) -> Iterator[Result]:
+    """Every input gets a gradient, with the shape and the dtype of the input.
+
+    Statement
+    ---------
+    After a backward pass x (as the result of an earlier operation), weight, bias and residual hold gradients that are finite, not
+    all zero, and of their own shape and dtype; whether x is contiguous in memory or not.
+
+    Why it matters
+    --------------
+    A fast path that leaves the graph gives the right output, and everything before the norm stops learning without a sound.
+
+    Holds for
+    ---------
+    Every implementation that is differentiated by its framework or has a backward function.
+
+    Tolerance
+    ---------
+    None: exact.
+
+    Known exceptions
+    ----------------
+    A layout that the implementation refuses in its forward pass is left out.
+
+    References
+    ----------
+    huggingface/candle 2168 and 3752, unslothai/unsloth 4533 (kind K24 of the catalogue of faults).
+    """
+    width = next((w for w in (64, 33, 8) if context.can_take(w)), context.widths[-1])
+    shape = context.shape(6, width)
+    layouts = [context.layout, *(["transposed"] if context.layout == "contiguous" else [])]
+    for layout in layouts:
+        yield from guarded(context, "gradient-flow", _flow, shape, layout, shape=shape, layout=layout)
+
+
+def _flow(context: Context, shape: tuple[int, ...], layout: str) -> Result | None:
+    case = with_residual(context, context.case("standard", shape, layout=layout))
+    try:
+        context.run(case)
+    except CallError:
+        return None
+    where: dict[str, Any] = {"shape": shape, "layout": layout, "regime": "standard"}
+    second = slopes(context, case, 1) if context.implementation.residual else None
+    gradient = gradient_case(context, case, slopes(context, case), second)
+    try:
+        found = pulled(context, gradient)
+    except CallError as error:
+        text = f"backward raised {error}, but should give gradients [{gradient.describe()}]"
+        return context.result("gradient-flow", Outcome.FAILED, text, **where)
+    for name in gradient.differentiated:
+        values = gradient.rows_of(found, name)
+        if not np.isfinite(values).all() or (not values.any() and gradient.exact[name].hi.any()):
+            what = "all zero" if not values.any() else "not finite"
+            text = f"{NAMES[name]} is {what}, but should not be [{gradient.describe()}]"
+            return context.result("gradient-flow", Outcome.FAILED, text, **where)
+    return context.result("gradient-flow", Outcome.PASSED, **where)
+
+
+@register("gradient-accumulation", applies=_needs_gradients, requires=_REQUIRES)
+def gradient_accumulation(context: Context) -> Iterator[Result]:
+    """A second backward pass adds the same gradient again, and leaves dy as it was.
+
+    Statement
+    ---------
+    Two backward passes after one forward pass give exactly twice the gradient of one: a sum of two equal numbers is exact. dy
+    holds after the pass what it held before.
+
+    Why it matters
+    --------------
+    Gradients are accumulated over micro-batches and losses. A kernel that writes dx into the memory of dy or of saved values is
+    right once; one that overwrites where it should add loses all batches but the last.
+
+    Holds for
+    ---------
+    Every implementation that is differentiated by its framework; of a backward function only that dy is left alone.
+
+    Tolerance
+    ---------
+    None for deterministic code. Where the two gradients differ yet each is within its bound it is a warning.
+
+    Known exceptions
+    ----------------
+    None.
+
+    References
+    ----------
+    linkedin/Liger-Kernel 376 (kind K21) and kind K23 of the catalogue of faults: ignored accumulation.
+    """
+    width = next((w for w in (64, 33, 8) if context.can_take(w)), context.widths[-1])
+    shape = context.shape(6, width)
+    yield from guarded(context, "gradient-accumulation", _kept, shape, shape=shape)
+    if not callable(context.implementation.grad):
+        case = with_residual(context, context.case("standard", shape))
+        for name in NAMES:
+            if getattr(case.inputs, name) is not None:
+                yield from guarded(context, "gradient-accumulation", _twice, shape, name, shape=shape)
+
+
+def _plain(context: Context, shape: tuple[int, ...]) -> GradientCase:
+    case = with_residual(context, context.case("standard", shape))
+    second = slopes(context, case, 1) if context.implementation.residual else None
+    return gradient_case(context, case, slopes(context, case), second)
+
+
+def _kept(context: Context, shape: tuple[int, ...]) -> Result:
+    gradient = _plain(context, shape)
+    after = gradient.case.fold.fold(pulled(context, gradient).slopes[0])
+    wrong = np.argwhere(after != gradient.dy)
+    where: dict[str, Any] = {"shape": shape, "regime": "standard"}
+    if not len(wrong):
+        return context.result("gradient-accumulation", Outcome.PASSED, **where)
+    at = tuple(wrong[0])
+    text = (
+        f"dy[{at[0]}, {at[1]}]={float(after[at])!r} after the backward pass, but should be {float(gradient.dy[at])!r} as before "
+        f"[{gradient.describe()}]"
+    )
+    return context.result("gradient-accumulation", Outcome.FAILED, text, **where)
+
+
+def _twice(context: Context, shape: tuple[int, ...], name: str) -> Result:
+    gradient = _plain(context, shape)
+    once, twice = (gradient.rows_of(pulled(context, gradient, passes), name) for passes in (1, 2))
+    where: dict[str, Any] = {"shape": shape, "regime": "standard"}
+    wrong = np.argwhere(twice != 2 * once)
+    if not len(wrong):
+        return context.result("gradient-accumulation", Outcome.PASSED, **where)
+    at = tuple(wrong[np.abs(twice - 2 * once)[tuple(wrong.T)].argmax()])
+    text = (
+        f"{NAMES[name]}[{at[0]}, {at[1]}]={float(twice[at])!r} after two backward passes, but should be {float(2 * once[at])!r}, "
+        f"twice that of one [{gradient.describe()}]"
+    )
+    within = all(gradient.judge(name, values, "branches").worst_ratio <= 1 for values in (once, twice - once))
+    outcome = Outcome.WARNED if within else Outcome.FAILED
+    return context.result(
+        "gradient-accumulation",
+        outcome,
+        text,
+        severity=Severity.WARNING if within else Severity.ERROR,
+        error=float(np.abs(twice[at] - 2 * once[at])),
+        **where,
+    )
+
+
+@register("gradient-layouts", applies=_needs_gradients, requires=_REQUIRES)
+def gradient_layouts(context: Context) -> Iterator[Result]:
+    """Gradients do not depend on how dy lies in memory.
+
+    Statement
+    ---------
+    A dy that is transposed, channels-last, every second element of a larger array, a slice out of its middle, one element away
+    from the start of memory, or expanded with stride 0 over the first axis gives the gradients of a contiguous copy. What lies
+    between its elements is NaN.
+
+    Why it matters
+    --------------
+    Gradients seldom come contiguous: the gradient of a mean is expanded, that of a matrix product transposed. A backward kernel
+    that assumes the strides of x reads other elements, and trains on plausible nonsense.
+
+    Holds for
+    ---------
+    Every implementation that is differentiated by its framework or has a backward function.
+
+    Tolerance
+    ---------
+    The bounds of ``input-gradient`` and ``parameter-gradients``, which depend on the values alone.
+
+    Known exceptions
+    ----------------
+    Layouts that the framework does not have are left out.
+
+    References
+    ----------
+    Kind K18 of the catalogue of faults, for the backward pass; pytorch/pytorch 82493.
+    """
+    width = 64 if context.can_take(64) else context.widths[-1]
+    rank = {"BatchNorm": 4, "InstanceNorm": 4, "GroupNorm": 4}.get(context.norm.name)
+    try:
+        shape = context.shape(8, width, rank)
+    except SkipCaseError:
+        shape = context.shape(8, width)
+    for layout in _LAYOUTS:
+        for name in NAMES:
+            yield from guarded(context, "gradient-layouts", _laid, shape, layout, name, shape=shape, layout=layout)
+
+
+def _laid(context: Context, shape: tuple[int, ...], layout: str, name: str) -> Result | None:
+    case = with_residual(context, context.case("standard", shape))
+    if getattr(case.inputs, name) is None:
+        return None
+    dy = slopes(context, case)
+    if layout == "expanded":
+        whole = case.fold.unfold(dy)
+        dy = case.fold.fold(np.broadcast_to(whole[:1], whole.shape))
+    second = slopes(context, case, 1) if context.implementation.residual else None
+    gradient = gradient_case(context, case, dy, second, layout)
+    try:
+        frameworks()[context.implementation.framework].to_native(
+            case.fold.unfold(gradient.dy), case.out_format.name, "cpu", layout
+        )
+    except ValueError:
+        return None
+    output = gradient.rows_of(pulled(context, gradient), name)
+    result = held(context, "gradient-layouts", gradient, name, output, regime="standard")
+    return replace(result, layout=layout)
+
+
+@register("double-backward", applies=_needs_second_order, requires=_REQUIRES)
+def double_backward(context: Context) -> Iterator[Result]:
+    """The derivative of the gradient is right, for every combination of weight and bias.
+
+    Statement
+    ---------
+    F = <t, dx> + <s, dweight> + <s', dbias>, for random directions, has the gradients that follow from the closed form of the
+    second derivative: with respect to x H[t] + J'(s*dy), to the weight sum(dy * J t), to dy w * J t + s*n + s'.
+
+    Why it matters
+    --------------
+    Gradient penalties, meta-learning and Hessian-vector products differentiate twice. A backward pass that takes its saved
+    statistics for constants, or forgets the bias where there is no weight, is right once and wrong twice.
+
+    Holds for
+    ---------
+    Implementations in float32 that the framework differentiates; those that refuse a second derivative by raising are skipped.
+
+    Tolerance
+    ---------
+    K*u times the same formula with every term taken by its modulus and c replaced by |x| + mean|x|, which covers every way to
+    group the terms. K = 4*(H+1) + 64: no path leads through more than four sums over a row (mean, variance and one for each
+    derivative) and sixty-four other operations. Rows are well-conditioned, so that first-order terms are all there is.
+
+    Known exceptions
+    ----------------
+    16-bit formats are skipped: frameworks compose the second derivative of operations that each round to storage.
+
+    References
+    ----------
+    pytorch/pytorch 79705, 175754 and 41595, ml-explore/mlx 3220 (kind K24 of the catalogue of faults).
+    """
+    width = next((w for w in (16, 33, 64) if context.can_take(w)), context.widths[-1])
+    shape = context.shape(6, width)
+    has = [context.implementation.takes(name) for name in ("weight", "bias")]
+    for weighted, biased in itertools.product((True, False)[: 1 + has[0]], (True, False)[: 1 + has[1]]):
+        absent = tuple(name for name, kept in (("weight", weighted and has[0]), ("bias", biased and has[1])) if not kept)
+        yield from guarded(context, "double-backward", _double, shape, absent, shape=shape)
+
+
+def _double(context: Context, shape: tuple[int, ...], absent: tuple[str, ...]) -> Result | None:
+    case = context.case("standard", shape)
+    gone: dict[str, Any] = dict.fromkeys(absent)
+    inputs = replace(case.inputs, **gone)
+    case = replace(case, inputs=inputs)
+    gradient = gradient_case(context, case, slopes(context, case))
+    rng = np.random.default_rng([context.seed, *shape])
+    along = {name: context.x_format.round(rng.standard_normal(getattr(inputs, name).shape)) for name in gradient.differentiated}
+    where: dict[str, Any] = {"shape": shape, "regime": "standard"}
+    try:
+        found = backward_twice(context.implementation, inputs, case.fold.unfold(gradient.dy), along, dtype=case.out_format.name)
+    except CallError as error:
+        return context.result("double-backward", Outcome.SKIPPED, f"a second derivative is refused: {error}", **where)
+    return _second_verdict(context, gradient, found, along, where)
+
+
+def _second_verdict(
+    context: Context, gradient: GradientCase, found: Gradients, along: dict[str, Array], where: dict[str, Any]
+) -> Result:
+    worst: tuple[float, float, float, str] = (0.0, 0.0, 0.0, "")
+    for name, (exact, bound) in second_order(gradient, along).items():
+        array = found.values[name]
+        got = np.zeros(exact.shape) if array is None else _as(gradient, name, array, exact)
+        with np.errstate(all="ignore"):
+            error = np.abs(got - exact)
+            ratio = np.where(error > 0, error / bound, 0.0)
+        at = np.unravel_index(np.nan_to_num(ratio, nan=np.inf).argmax(), ratio.shape)
+        if not ratio[at] <= worst[0]:
+            place = ", ".join(str(int(i)) for i in at)
+            expected = f"{float(exact[at])!r} within {float(bound[at]):.3g}"
+            text = f"second gradient of {name}[{place}]={float(got[at])!r}, but should be {expected}"
+            worst = (float(ratio[at]), float(error[at]), float(bound[at]), text)
+    ratio_, error_, bound_, text = worst
+    failed = not ratio_ <= 1
+    absent = [f"{name}=None" for name in ("weight", "bias") if context.implementation.takes(name) and name not in along]
+    call = ", ".join([describe(gradient.case), *absent])
+    return context.result(
+        "double-backward",
+        Outcome.FAILED if failed else Outcome.PASSED,
+        f"{text} [{call}]" if failed else "",
+        error=error_,
+        tolerance=bound_,
+        **where,
+    )
+
+
+def _as(gradient: GradientCase, name: str, array: Array, exact: Array) -> Array:
+    whole = gradient.case.fold.shape if name in ("x", "y") else getattr(gradient.case.inputs, name).shape
+    if array.shape != whole:
+        raise FormError(f"shape of the second gradient of {name}={array.shape}, but should be {whole} [{gradient.describe()}]")
+    return gradient.case.fold.fold(array) if name in ("x", "y") else array.reshape(exact.shape)
