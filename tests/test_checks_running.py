@@ -28,7 +28,7 @@ BITES = (
     ("steps-that-are-counted-in-evaluation", "running-steps", "num_batches_tracked=5, but should be 2"),
     ("training-by-the-running-statistics", "training-ignores-statistics", "with running_mean=1000, but should be"),
     ("cumulative-average-that-counts-the-initial-value", "running-cumulative", "step 1: running_mean"),
-    ("one-value-stores-nan", "one-value-per-channel", "running_var=nan, but should be finite or refused"),
+    ("one-value-stores-nan", "one-value-statistics", "running_var=nan, but should be finite or refused"),
     ("frozen-without-eps", "evaluation-statistics", "running_var=0]"),
     ("folded-with-a-clipped-variance", "evaluation-statistics", r"but should be .* running_var="),
     ("variance-that-starts-at-zero", "fresh-evaluation", "but should be"),

@@ -166,7 +166,7 @@ def running_cumulative(context: Context) -> Iterator[Result]:
     yield from guarded(context, "running-cumulative", _cumulative, regime="standard")
 
 
-@register("one-value-per-channel", applies=needs_training)
+@register("one-value-statistics", applies=needs_training)
 def one_value_per_channel(context: Context) -> Iterator[Result]:
     """One value per channel is refused in training, or leaves finite statistics.
 
@@ -198,7 +198,7 @@ def one_value_per_channel(context: Context) -> Iterator[Result]:
     for width in (1, 2):
         shape = shape_of(context, width, None) or shape_of(context, width, 4)
         if shape is not None:
-            yield from guarded(context, "one-value-per-channel", _degenerate, shape, regime="standard", shape=shape)
+            yield from guarded(context, "one-value-statistics", _degenerate, shape, regime="standard", shape=shape)
 
 
 def _at_momentum(context: Context, momentum: float | None) -> tuple[Implementation, dict[str, Any]]:
@@ -318,15 +318,15 @@ def _degenerate(context: Context, shape: tuple[int, ...]) -> Result:
         output = call(context.implementation, given.inputs)
     except CallError as error:
         if width == 1:
-            return context.result("one-value-per-channel", Outcome.PASSED, **where)
-        return context.result("one-value-per-channel", Outcome.FAILED, f"two values per channel are refused: {error}", **where)
+            return context.result("one-value-statistics", Outcome.PASSED, **where)
+        return context.result("one-value-statistics", Outcome.FAILED, f"two values per channel are refused: {error}", **where)
     for name in ("y", *NAMES):
         found = getattr(output, name)
         if found is not None and not np.isfinite(found).all():
             value = float(found[~np.isfinite(found)][0])
             text = f"{name}={value!r}, but should be finite or refused [{call_text(given, None)}]"
-            return context.result("one-value-per-channel", Outcome.FAILED, text, **where)
+            return context.result("one-value-statistics", Outcome.FAILED, text, **where)
     if width == 1 or output.running_mean is None:
-        return context.result("one-value-per-channel", Outcome.PASSED, **where)
+        return context.result("one-value-statistics", Outcome.PASSED, **where)
     momentum = getattr(context.norm, "momentum", None)
-    return judged(context, "one-value-per-channel", given, (output.running_mean, output.running_var), momentum)
+    return judged(context, "one-value-statistics", given, (output.running_mean, output.running_var), momentum)

@@ -139,7 +139,7 @@ def deviation_for_variance(s: Step) -> Result:
     return y, mean, _moved(s.var, _statistics(s.x)[2].sqrt(), s.momentum) if s.training else var
 
 
-@fault("K11", "pytorch/pytorch#1381", norm=BatchNorm(), role=stepping, expected=("one-value-per-channel",))
+@fault("K11", "pytorch/pytorch#1381", norm=BatchNorm(), role=stepping, expected=("one-value-statistics",))
 def one_value_stores_nan(s: Step) -> Result:
     """Bessel's factor n/(n-1) is taken of one value, too."""
     import torch

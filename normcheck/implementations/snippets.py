@@ -181,7 +181,7 @@ def _argument(implementation: Implementation, inputs: Inputs, present: Mapping[s
 
 def _result(implementation: Implementation, expression: str) -> list[str]:
     writes = implementation.module is not None or bool(implementation.mutates)
-    several = implementation.residual or (implementation.norm.has_running and not writes)
+    several = implementation.residual or bool(implementation.returns) or (implementation.norm.has_running and not writes)
     return [f"y = {expression}", *["y = y[0] if isinstance(y, tuple) else y"] * several]
 
 
