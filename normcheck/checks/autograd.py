@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from normcheck.checks.base import Context, FormError, SkipCaseError, describe, guarded, register
-from normcheck.checks.gradient_cases import NAMES, GradientCase, gradient_case, held, pulled, slopes
+from normcheck.checks.gradient_cases import NAMES, GradientCase, gradient_case, held, passes, pulled, slopes
 from normcheck.checks.gradients import with_residual
 from normcheck.checks.second_order import second_order
 from normcheck.formats import Array
@@ -243,8 +243,10 @@ def _laid(context: Context, shape: tuple[int, ...], layout: str, name: str) -> R
     except ValueError:
         return None
     output = gradient.rows_of(pulled(context, gradient), name)
-    result = held(context, "gradient-layouts", gradient, name, output, regime="standard")
-    return replace(result, layout=layout)
+    plain = gradient_case(context, case, dy, second)
+    if passes(context, gradient, name, output) or not passes(context, plain, name, plain.rows_of(pulled(context, plain), name)):
+        return context.result("gradient-layouts", Outcome.PASSED, shape=shape, regime="standard", layout=layout)
+    return replace(held(context, "gradient-layouts", gradient, name, output, regime="standard"), layout=layout)
 
 
 @register("double-backward", applies=_needs_second_order, requires=_REQUIRES)
@@ -253,8 +255,8 @@ def double_backward(context: Context) -> Iterator[Result]:
 
     Statement
     ---------
-    F = <t, dx> + <s, dweight> + <s', dbias>, for random directions, has the gradients that follow from the closed form of the
-    second derivative: with respect to x H[t] + J'(s*dy), to the weight sum(dy * J t), to dy w * J t + s*n + s'.
+    <t, dx>, <s, dweight> and <s', dbias>, for random directions, have the gradients that follow from the closed form of the
+    second derivative: with respect to x H[t] and J'(s*dy), to the weight sum(dy * J t), to dy w * J t, s*n and s'.
 
     Why it matters
     --------------
@@ -281,23 +283,23 @@ def double_backward(context: Context) -> Iterator[Result]:
     """
     width = next((w for w in (16, 33, 64) if context.can_take(w)), context.widths[-1])
     shape = context.shape(6, width)
-    has = [context.implementation.takes(name) for name in ("weight", "bias")]
-    for weighted, biased in itertools.product((True, False)[: 1 + has[0]], (True, False)[: 1 + has[1]]):
-        absent = tuple(name for name, kept in (("weight", weighted and has[0]), ("bias", biased and has[1])) if not kept)
-        yield from guarded(context, "double-backward", _double, shape, absent, shape=shape)
+    has = [name for name in ("weight", "bias") if context.implementation.takes(name)]
+    for absent in itertools.chain.from_iterable(itertools.combinations(has, n) for n in range(len(has) + 1)):
+        for name in ("x", *(name for name in has if name not in absent)):
+            yield from guarded(context, "double-backward", _double, shape, absent, name, shape=shape)
 
 
-def _double(context: Context, shape: tuple[int, ...], absent: tuple[str, ...]) -> Result | None:
+def _double(context: Context, shape: tuple[int, ...], absent: tuple[str, ...], name: str) -> Result:
     case = context.case("standard", shape)
     gone: dict[str, Any] = dict.fromkeys(absent)
-    inputs = replace(case.inputs, **gone)
-    case = replace(case, inputs=inputs)
+    case = replace(case, inputs=replace(case.inputs, **gone))
     gradient = gradient_case(context, case, slopes(context, case))
-    rng = np.random.default_rng([context.seed, *shape])
-    along = {name: context.x_format.round(rng.standard_normal(getattr(inputs, name).shape)) for name in gradient.differentiated}
+    size = getattr(case.inputs, name).shape
+    along = {name: context.x_format.round(np.random.default_rng([context.seed, *size]).standard_normal(size))}
     where: dict[str, Any] = {"shape": shape, "regime": "standard"}
+    dy, dtype = case.fold.unfold(gradient.dy), case.out_format.name
     try:
-        found = backward_twice(context.implementation, inputs, case.fold.unfold(gradient.dy), along, dtype=case.out_format.name)
+        found = backward_twice(context.implementation, case.inputs, dy, along, dtype=dtype)
     except CallError as error:
         return context.result("double-backward", Outcome.SKIPPED, f"a second derivative is refused: {error}", **where)
     return _second_verdict(context, gradient, found, along, where)
@@ -307,6 +309,7 @@ def _second_verdict(
     context: Context, gradient: GradientCase, found: Gradients, along: dict[str, Array], where: dict[str, Any]
 ) -> Result:
     worst: tuple[float, float, float, str] = (0.0, 0.0, 0.0, "")
+    first = next(iter(along))
     for name, (exact, bound) in second_order(gradient, along).items():
         array = found.values[name]
         got = np.zeros(exact.shape) if array is None else _as(gradient, name, array, exact)
@@ -317,11 +320,13 @@ def _second_verdict(
         if not ratio[at] <= worst[0]:
             place = ", ".join(str(int(i)) for i in at)
             expected = f"{float(exact[at])!r} within {float(bound[at]):.3g}"
-            text = f"second gradient of {name}[{place}]={float(got[at])!r}, but should be {expected}"
+            text = f"d({NAMES[first]})/d({'dy' if name == 'y' else name})[{place}]={float(got[at])!r}, but should be {expected}"
             worst = (float(ratio[at]), float(error[at]), float(bound[at]), text)
     ratio_, error_, bound_, text = worst
     failed = not ratio_ <= 1
-    absent = [f"{name}=None" for name in ("weight", "bias") if context.implementation.takes(name) and name not in along]
+    inputs = gradient.case.inputs
+    given = {"weight": inputs.weight, "bias": inputs.bias}
+    absent = [f"{name}=None" for name, array in given.items() if array is None and context.implementation.takes(name)]
     call = ", ".join([describe(gradient.case), *absent])
     return context.result(
         "double-backward",

@@ -185,6 +185,11 @@ def held(context: Context, check: str, gradient: GradientCase, name: str, output
     return _result(context, check, gradient, name, output, first, outcome, "; ".join(filter(None, (reason, note))), where)
 
 
+def passes(context: Context, gradient: GradientCase, name: str, output: Array) -> bool:
+    """Whether a gradient is within the widest bound that is no failure."""
+    return any(gradient.judge(name, output, allowed).worst_ratio <= 1 for allowed in _classes(context))
+
+
 _REASONS = {
     "sequential": "within the bound of a sequential sum only",
     "branches": "x has several gradients, each rounded to storage",

@@ -53,7 +53,7 @@ class Terms(NamedTuple):
 
 
 def second_order(gradient: GradientCase, along: Mapping[str, Array]) -> dict[str, tuple[Array, Array]]:
-    """Gradients of <dx, t> + <dweight, s> + <dbias, s'> with respect to x, weight, bias and dy (as ``"y"``), each with its bound.
+    """Gradients of <dx, t> + <dweight, s> + <dbias, s'> with respect to x, weight, bias and dy (as ``"y"``), with bounds.
 
     With f = 1/S, N' the divisor of s2 and primes for what the mean is subtracted from, J t = f*t' + (2f_1/N')*c*<c, t'> and
 
@@ -63,7 +63,7 @@ def second_order(gradient: GradientCase, along: Mapping[str, Array]) -> dict[str
 
     Parameters
     ----------
-    along : the directions t, s, s' under ``"x"``, ``"weight"`` and ``"bias"``
+    along : the directions t, s, s' under ``"x"``, ``"weight"`` and ``"bias"``; what is absent is 0
 
     Returns
     -------
@@ -103,16 +103,16 @@ def _gradients(gradient: GradientCase, terms: Terms, along: Mapping[str, Array])
     case = gradient.case
     fold, once = case.fold, 2 * terms.bend.first / case.errors.standardization.divisor(case.fold.width)
     weight = np.ones(1) if case.affine[0] is None else terms.take(case.affine[0])
-    dy, t = terms.take(gradient.dy), terms.free(terms.take(fold.fold(along["x"])))
-    rows = np.arange(fold.rows) % fold.period
+    dy, rows = terms.take(gradient.dy), np.arange(fold.rows) % fold.period
+    t = terms.free(terms.take(fold.fold(along["x"]))) if "x" in along else np.zeros_like(dy)
     s, shift = (terms.take(fold.affine(along[name])[rows]) if name in along else np.zeros(1) for name in ("weight", "bias"))
     turned = terms.bend.f * t + once * terms.c * _inner(np.where(terms.moves, terms.c, 0.0), t)
     found = {"x": _second(terms, once, terms.free(weight * dy), t) + _first(terms, once, terms.free(s * dy))}
     found["y"] = weight * turned + s * terms.c * terms.bend.f + shift
-    if "weight" in along:
+    if case.inputs.weight is not None:
         found["weight"] = per_parameter(fold, dy * turned)[None, :]
-    if "bias" in along:
-        found["bias"] = np.zeros((1, along["bias"].size))
+    if case.inputs.bias is not None:
+        found["bias"] = np.zeros((1, case.inputs.bias.size))
     return found
 
 

@@ -112,11 +112,11 @@ def backward(
 def backward_twice(
     implementation: Implementation, inputs: Inputs, dy: Array, along: Mapping[str, Array], *, dtype: str | None = None
 ) -> Gradients:
-    """Differentiate the backward pass: gradients of the sum over the inputs of <gradient, along>.
+    """Differentiate the backward pass: gradients of the sum of <gradient, along> over the inputs that ``along`` names.
 
     Parameters
     ----------
-    along : a direction for each array of `Inputs` that is differentiated, by name
+    along : directions, by the name of what is differentiated first
 
     Raises
     ------

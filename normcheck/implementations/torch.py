@@ -114,10 +114,9 @@ class Torch:
 
         with torch.enable_grad():
             leaves = {name: value.detach().requires_grad_(True) for name, value in {**at, "y": slope}.items()}
-            first = torch.autograd.grad(
-                run({name: leaves[name] for name in at})[:1], [leaves[name] for name in at], leaves["y"], create_graph=True
-            )
-            second = torch.autograd.grad(first, list(leaves.values()), [along[name] for name in at], allow_unused=True)
+            y = run({name: leaves[name] for name in at})[:1]
+            first = torch.autograd.grad(y, [leaves[name] for name in along], leaves["y"], create_graph=True)
+            second = torch.autograd.grad(first, list(leaves.values()), list(along.values()), allow_unused=True)
         return dict(zip(leaves, second, strict=True))
 
     def snippet_array(self, name: str, dtype: str, device: str, layout: str, rank: int) -> str:
