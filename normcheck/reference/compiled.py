@@ -3,13 +3,14 @@
 Without fast-math nothing is reordered and no multiply-add is fused, so that every bit agrees with `normcheck.reference.loops`.
 """
 
-# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, misc"
+# mypy: disable-error-code="no-untyped-def"
 # (what numba compiles takes its types from the arguments)
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
-from numba import njit
 
 from normcheck.formats import Array, Format, Mask
 from normcheck.reference.loops import FAR, TINY, Centred, Pull, Slope
@@ -18,7 +19,21 @@ NONE = np.empty((0, 0))
 _U = 2.0**-53
 
 
-@njit(nogil=True, cache=True, error_model="numpy", inline="always")
+def kernel(function: Any) -> Any:
+    """Compile a function when it is first called; it lets go of the interpreter while it runs."""
+    from numba import njit
+
+    return njit(nogil=True, cache=True, error_model="numpy")(function)
+
+
+def inlined(function: Any) -> Any:
+    """A part of kernels."""
+    from numba import njit
+
+    return njit(nogil=True, cache=True, error_model="numpy", inline="always")(function)
+
+
+@inlined
 def _halve(s, keep):
     """Sum of the first ``keep`` elements, a power of two, halves added to halves."""
     while keep > 1:
@@ -29,7 +44,7 @@ def _halve(s, keep):
     return s[0]
 
 
-@njit(nogil=True, cache=True, error_model="numpy", inline="always")
+@inlined
 def power_below(width):
     """The largest power of two below a width, or 1."""
     keep = 1
@@ -38,7 +53,7 @@ def power_below(width):
     return keep
 
 
-@njit(nogil=True, cache=True, error_model="numpy", inline="always")
+@inlined
 def _sum(x, s, keep):
     rest = len(x) - keep
     head, tail = x[:keep], x[keep:]
@@ -49,7 +64,7 @@ def _sum(x, s, keep):
     return _halve(s, keep)
 
 
-@njit(nogil=True, cache=True, error_model="numpy", inline="always")
+@inlined
 def _dot(x, y, s, keep):
     rest = len(x) - keep
     for j in range(rest):
@@ -59,7 +74,7 @@ def _dot(x, y, s, keep):
     return _halve(s, keep)
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@kernel
 def _centred(x, far, mean, c, squares, reference, shift):
     rows, width = x.shape
     keep = power_below(width)
@@ -93,7 +108,7 @@ def centred(x: Array) -> Centred:
     return Centred(rows[0], c, rows[1], rows[2], rows[3])
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@kernel
 def _squares(x, out):
     keep = power_below(x.shape[1])
     s = np.empty(keep)
@@ -108,7 +123,7 @@ def squares(x: Array) -> Array:
     return out
 
 
-@njit(nogil=True, cache=True, error_model="numpy", inline="always")
+@inlined
 def _nearest(y, drop, min_normal, anchor, largest):
     """y rounded to a narrow format, inf beyond its largest value."""
     a = abs(y)
@@ -120,7 +135,7 @@ def _nearest(y, drop, min_normal, anchor, largest):
     return np.copysign(v, y)
 
 
-@njit(nogil=True, cache=True, error_model="numpy", inline="always")
+@inlined
 def _test32(y, err, out, settled):
     for j in range(len(y)):
         wide = err[j] + 1.01 * _U * abs(y[j])
@@ -128,7 +143,7 @@ def _test32(y, err, out, settled):
         settled[j] = np.float32(y[j] - wide) == np.float32(y[j] + wide)
 
 
-@njit(nogil=True, cache=True, error_model="numpy", inline="always")
+@inlined
 def _test(y, err, out, settled, drop, min_normal, anchor, largest):
     for j in range(len(y)):
         wide = err[j] + 1.01 * _U * abs(y[j])
@@ -138,7 +153,7 @@ def _test(y, err, out, settled, drop, min_normal, anchor, largest):
         settled[j] = (lower == upper) & (wide < np.inf)
 
 
-@njit(nogil=True, cache=True, error_model="numpy", inline="always")
+@inlined
 def _meet(y, err, weight, bias, r):
     """Weight and bias in place."""
     if weight.size:
@@ -163,7 +178,7 @@ def _meet(y, err, weight, bias, r):
                 err[j] = err[j] + 1.01 * _U * abs(y[j])
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@kernel
 def _rounded(c, reciprocal, gain, shift, weight, bias, p, drop, min_normal, anchor, largest, out, settled):
     rows, width = c.shape
     y, err = np.empty(width), np.empty(width)
@@ -188,7 +203,29 @@ def rounded(
     return _without_inf(out, fmt), settled
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+def less(x: Array, mean: Array) -> Array:
+    """As `normcheck.reference.loops.less`."""
+    return x - mean[:, None]
+
+
+@kernel
+def _within(x, least, most, out):
+    for r in range(x.shape[0]):
+        outside = 0
+        for j in range(x.shape[1]):
+            a = abs(x[r, j])
+            outside += 0 if (a <= most) & ((a >= least) | (a == 0.0)) else 1
+        out[r] = outside == 0
+
+
+def within(x: Array, limit: float) -> Mask:
+    """As `normcheck.reference.loops.within`."""
+    out = np.empty(len(x), bool)
+    _within(x, 1 / limit, limit, out)
+    return out
+
+
+@kernel
 def _pull(dy, weight, c, center, g, squares, q):
     rows, width = dy.shape
     keep = power_below(width)
@@ -217,7 +254,7 @@ def pull(dy: Array, weight: Array | None, c: Array, center: bool) -> Pull:
     return Pull(g, total, q)
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@kernel
 def _slopes(g, c, slope, count, besides, p, drop, min_normal, anchor, largest, out, settled):
     rows, width = g.shape
     y, err = np.empty(width), np.empty(width)

@@ -1,35 +1,34 @@
 """The heavy loops of the double-double level compiled by numba, bit for bit those of `normcheck.reference.loops_dd`."""
 
-# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, misc"
+# mypy: disable-error-code="no-untyped-def"
 # (what numba compiles takes its types from the arguments)
 
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from normcheck.formats import Array
 from normcheck.reference.arithmetic import DD, U2
-from normcheck.reference.compiled import NONE, power_below
+from normcheck.reference.compiled import NONE, inlined, kernel, power_below
 from normcheck.reference.loops_dd import LOST, SMALL, CentredDD, Weight, powers
 
 _SPLITTER = 2.0**27 + 1.0
 
 
-@njit(nogil=True, cache=True, error_model="numpy", inline="always")
+@inlined
 def _two_sum(a, b):
     s = a + b
     z = s - a
     return s, (a - (s - z)) + (b - z)
 
 
-@njit(nogil=True, cache=True, error_model="numpy", inline="always")
+@inlined
 def _fast_two_sum(a, b):
     s = a + b
     return s, b - (s - a)
 
 
-@njit(nogil=True, cache=True, error_model="numpy", inline="always")
+@inlined
 def _two_product(a, b):
     p = a * b
     t = _SPLITTER * a
@@ -41,7 +40,7 @@ def _two_product(a, b):
     return p, ((a_hi * b_hi - p) + a_hi * b_lo + a_lo * b_hi) + a_lo * b_lo
 
 
-@njit(nogil=True, cache=True, error_model="numpy", inline="always")
+@inlined
 def _add(a_hi, a_lo, b_hi, b_lo):
     s, s_lo = _two_sum(a_hi, b_hi)
     t, t_lo = _two_sum(a_lo, b_lo)
@@ -49,13 +48,13 @@ def _add(a_hi, a_lo, b_hi, b_lo):
     return _fast_two_sum(v, t_lo + v_lo)
 
 
-@njit(nogil=True, cache=True, error_model="numpy", inline="always")
+@inlined
 def _multiply(a_hi, a_lo, b_hi, b_lo):
     p, p_lo = _two_product(a_hi, b_hi)
     return _fast_two_sum(p, p_lo + (a_hi * b_lo + a_lo * b_hi))
 
 
-@njit(nogil=True, cache=True, error_model="numpy", inline="always")
+@inlined
 def _tree(hi, lo, width):
     """Sum of the first ``width`` double-doubles, in place."""
     keep = power_below(width)
@@ -67,14 +66,14 @@ def _tree(hi, lo, width):
     return hi[0], lo[0]
 
 
-@njit(nogil=True, cache=True, error_model="numpy", inline="always")
+@inlined
 def _divide_double(a_hi, a_lo, b):
     q = a_hi / b
     p, p_lo = _two_product(q, b)
     return _fast_two_sum(q, (((a_hi - p) - p_lo) + a_lo) / b)
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@kernel
 def _centred(x, first, c_hi, c_lo, squares_hi, squares_lo, shift_hi, shift_lo):
     rows, width = x.shape
     hi, lo = np.empty(width), np.empty(width)
@@ -99,12 +98,12 @@ def centred_dd(x: Array, first: Array) -> CentredDD:
     return CentredDD(c, (rows[0], rows[1]), (rows[2], rows[3]))
 
 
-@njit(nogil=True, cache=True, error_model="numpy", inline="always")
+@inlined
 def _underflow(product, nonzero):
     return LOST if nonzero and abs(product) < SMALL else 0.0
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@kernel
 def _elements(c_hi, c_lo, i_hi, i_lo, gain, shift, w_hi, w_lo, w_lost, up, down, bias, out_hi, out_lo, out_err):
     rows, width = c_hi.shape
     for r in range(rows):

@@ -69,7 +69,8 @@ def rounded0(p: Problem, where: Loops, fmt: Format) -> tuple[Array, Mask]:
     """What the bound of `level0` leaves no choice about: y rounded, and which elements of it are settled."""
     _, _, parts = _parts(p, where)
     value, settled = where.rounded(*parts, fmt)
-    return value, settled & in_range(p)[:, None]
+    inside = in_range(p, where)
+    return value, settled if inside.all() else settled & inside[:, None]
 
 
 def _parts(p: Problem, where: Loops) -> tuple[Moments, Array, _Parts]:
@@ -94,21 +95,14 @@ def denominators(p: Problem, m: Moments) -> tuple[Array, Array]:
     return scale, np.where(relative <= 1 / 128, relative, np.inf)
 
 
-def in_range(p: Problem) -> Mask:
+def in_range(p: Problem, where: Loops = loops) -> Mask:
     """Rows whose non-zero elements and given statistics, and an eps, whose squares stay clear of over- and underflow."""
     eps = p.standardization.eps
     if eps != 0 and not RANGE**-2 <= eps <= RANGE**2:
         return np.zeros(len(p.x), bool)
-    inside = np.ones(len(p.x), bool) if p.moderate else np.asarray(within(p.x, RANGE).all(axis=1))
+    inside = np.ones(len(p.x), bool) if p.moderate else where.within(p.x, RANGE)
     if p.mean is not None and p.variance is not None:
-        inside &= within(p.mean, RANGE) & within(p.variance, RANGE**2)
-    return inside
-
-
-def within(x: Array, limit: float) -> Mask:
-    """Which elements are 0 or of a modulus between 1/limit and limit."""
-    a = np.abs(x)
-    inside: Mask = (a <= limit) & ((a >= 1 / limit) | (a == 0.0))
+        inside &= loops.within(p.mean[:, None], RANGE) & loops.within(p.variance[:, None], RANGE**2)
     return inside
 
 
@@ -116,7 +110,7 @@ def moments(p: Problem, where: Loops = loops) -> Moments:
     """Statistics of the rows and their errors, see `level0`."""
     zero = np.zeros(len(p.x))
     if p.mean is not None and p.variance is not None:
-        return Moments(p.mean, p.x - p.mean[:, None], p.variance, zero, zero)
+        return Moments(p.mean, where.less(p.x, p.mean), p.variance, zero, zero)
     if not p.standardization.center:
         spread = where.squares(p.x[:, : p.count]) / p.divisor
         return Moments(zero, p.x, spread, zero, 1.01 * (height(p.count) + 2) * U * spread)

@@ -35,7 +35,7 @@ from normcheck.reference.double_double import (
 )
 from normcheck.reference.exact import ExactRow, exact_row, parameter
 from normcheck.reference.exceptional import ordinary
-from normcheck.reference.float64 import RANGE, Moments, denominators, in_range, moments, within
+from normcheck.reference.float64 import RANGE, Moments, denominators, in_range, moments
 from normcheck.reference.loops import TINY, Loops, Pull, Slope
 from normcheck.reference.loops_dd import LOST, unscale
 from normcheck.reference.problem import Problem, finite_or_zero, row_blocks
@@ -135,9 +135,9 @@ def gradient_in_range(b: Backward) -> Mask:
     """Rows on which `gradient0` meets neither over- nor underflow."""
     inside = in_range(b.problem)
     if not b.moderate:
-        inside &= within(b.dy, _RANGE).all(axis=1)
+        inside &= loops.within(b.dy, _RANGE)
     weight = b.problem.weight
-    return inside if weight is None else inside & within(weight, _RANGE).all(axis=1)
+    return inside if weight is None else inside & loops.within(weight, _RANGE)
 
 
 def gradient1(b: Backward, where: LoopsDD = loops_dd) -> Triple:

@@ -67,13 +67,16 @@ class Loops(Protocol):
     ) -> tuple[Array, Mask]:
         """(c * reciprocal) * weight + bias rounded, and where its error, as in `values`, leaves no choice."""
 
+    def less(self, x: Array, mean: Array) -> Array:
+        """Rows less a given mean."""
+
+    def within(self, x: Array, limit: float) -> Mask:
+        """Rows whose elements are all 0 or of a modulus between 1/limit and limit."""
 
     def pull(self, dy: Array, weight: Array | None, c: Array, center: bool) -> Pull:
         """What the gradient of the output pulls at the statistics with; the mean is only taken off where ``center`` says so."""
 
-    def slopes(
-        self, g: Array, c: Array, slope: Slope, count: int, besides: Array | None, fmt: Format
-    ) -> tuple[Array, Mask]:
+    def slopes(self, g: Array, c: Array, slope: Slope, count: int, besides: Array | None, fmt: Format) -> tuple[Array, Mask]:
         """dx rounded, and where its error, as in `slope_values`, leaves no choice."""
 
 
@@ -127,6 +130,18 @@ def rounded(
     """See `Loops`."""
     y, err = values(c, reciprocal, gain, shift, weight, bias)
     return settle(Triple(y, None, err), fmt)
+
+
+def less(x: Array, mean: Array) -> Array:
+    """See `Loops`."""
+    return x - mean[:, None]
+
+
+def within(x: Array, limit: float) -> Mask:
+    """See `Loops`."""
+    a = np.abs(x)
+    inside: Mask = ((a <= limit) & ((a >= 1 / limit) | (a == 0.0))).all(axis=1)
+    return inside
 
 
 def pull(dy: Array, weight: Array | None, c: Array, center: bool) -> Pull:

@@ -39,10 +39,14 @@ class Problem:
 
     def rows(self, chosen: Index | slice) -> Problem:
         """The problem of some of the rows."""
+        return self.at(np.asarray(self.x[chosen], np.float64), chosen)
+
+    def at(self, x: Any, chosen: Index | slice) -> Problem:
+        """The problem of some of the rows, which have been taken already: ``x`` holds their elements."""
         index = np.arange(len(self.x))[chosen]
         return replace(
             self,
-            x=np.asarray(self.x[chosen], np.float64),
+            x=x,
             moderate=self.moderate or self.x.dtype.itemsize < 8,
             weight=_pick(self.weight, index),
             bias=_pick(self.bias, index),

@@ -268,12 +268,12 @@ def _collect(work: _Work, k: int, columns: list[int]) -> list[tuple[Fraction, di
     repeat = fold.repeat or fold.width
     rational, roots = [Fraction(0)] * len(columns), [defaultdict[Fraction, Fraction](Fraction) for _ in columns]
     for r in range(k, len(p.x), fold.period):
-        element, slope = factor.exact(p, r), np.asarray(dy[slice(r, r + 1)], np.float64)[0].tolist()
+        element, slope = factor.exact(p, r), np.asarray(dy[slice(r, r + 1)], np.float64)[0]
         for position, column in enumerate(columns):
             for i in range(column * repeat, (column + 1) * repeat):
-                root = element(i)
-                rational[position] += Fraction(slope[i]) * root.a
-                roots[position][root.t] += Fraction(slope[i]) * root.b
+                root, factor_dy = element(i), Fraction(float(slope[i]))
+                rational[position] += factor_dy * root.a
+                roots[position][root.t] += factor_dy * root.b
     return list(zip(rational, roots, strict=True))
 
 
