@@ -47,10 +47,11 @@ def case_from(
     size, fmt, takes = norm.parameter_size(fold), context.parameter_format, context.implementation.takes
     weight = weights(size, fmt, context.seed, norm.weight_offset) if affine else np.full(size, 1.0 - norm.weight_offset)
     bias = biases(size, fmt, context.seed) if affine else np.zeros(size)
+    dims = getattr(norm, "normalized_shape", None) or (-1,)
     inputs = Inputs(
         x=x,
-        weight=weight if takes("weight") else None,
-        bias=bias if takes("bias") else None,
+        weight=weight.reshape(dims if fold.repeat else -1) if takes("weight") else None,
+        bias=bias.reshape(dims) if takes("bias") else None,
         dtype=context.dtype,
         weight_dtype=context.implementation.weight_dtype,
         device=context.device,
@@ -62,11 +63,19 @@ def case_from(
     return make_case(norm, numerics(context.implementation.contract), fold, rows, inputs)
 
 
-def need_sound_base(context: Context) -> None:
-    """Raise SkipCaseError where a plain input breaks the bound already: the cause is not in shapes or memory then."""
+def unsound_base(context: Context) -> str:
+    """Why shapes and memory are not to be judged: a plain input breaks the bound already; else ``""``."""
     case = case_from(context, mixed(context, context.shape(4, 64 if context.can_take(64) else context.widths[-1])))
-    if case.judge(context.run(case), pass_class(context)).worst_ratio > 1:
-        raise SkipCaseError(f"wrong on a plain input already, as accuracy says [{describe(case)}]")
+    if case.judge(context.run(case), pass_class(context)).worst_ratio <= 1:
+        return ""
+    return f"wrong on a plain input already, as accuracy says [{describe(case)}]"
+
+
+def need_sound_base(context: Context) -> None:
+    """Raise SkipCaseError with that reason."""
+    reason = unsound_base(context)
+    if reason:
+        raise SkipCaseError(reason)
 
 
 def same_bits(one: Array, other: Array) -> Mask:
@@ -170,7 +179,7 @@ def near(
     why: str,
     *,
     expected: Array | None = None,
-    slack: Array | float = 0.0,
+    factor: Array | float = 1.0,
     **where: Any,
 ) -> Result:
     """Two outputs of one exact value held against each other within the sum of their bounds: the triangle inequality.
@@ -181,12 +190,13 @@ def near(
     other : case and output rows, (R, D), of the other call; both in the order of ``case``'s elements
     why : what was changed, after the word "as"
     expected : what ``output`` should be; the other output if not given
-    slack : added to the tolerance
+    factor : by which the other output is multiplied in it
     """
     name = pass_class(context)
     expected = other[1] if expected is None else expected
     with np.errstate(all="ignore"):
-        limit = case.reach(name) + case.rounding(output) + other[0].reach(name) + other[0].rounding(other[1]) + slack
+        limit = case.reach(name) + case.rounding(output) + np.abs(factor) * (other[0].reach(name) + other[0].rounding(other[1]))
+        limit = limit + 2.0**-50 * np.abs(expected)
         error = np.abs(output - expected)
         judged = case.errors.judged()[:, None] & np.isfinite(expected) & np.isfinite(limit)
         error = np.where(judged, np.nan_to_num(error, nan=np.inf), 0.0)
