@@ -49,7 +49,7 @@ def test_a_fault_says_what_it_is(fault):
     """Kind, provenance, one-line statement and expected checks are given, and the checks exist."""
     assert re.fullmatch(r"K[0-3]\d", fault.kind)
     assert fault.provenance
-    assert all(re.fullmatch(r"[\w./-]+/[\w.-]+#\d+|[\w-]+: \w+", source) for source in fault.provenance)
+    assert all(re.fullmatch(r"(after )?[\w.-]+/[\w.-]+#\d+|[\w-]+: \w+", source) for source in fault.provenance)
     assert 20 < len(fault.statement) < 140
     assert "\n" not in fault.statement
     assert fault.expected

@@ -19,7 +19,7 @@ def _halves(x: Tensor) -> Tensor:
     return x
 
 
-@fault("K02", "ROCm/MIOpen#3900", "pytorch/executorch#16727", norm=LAYER_NORM)
+@fault("K02", "after pytorch/executorch#16727", norm=LAYER_NORM)
 def bfloat16_accumulation(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """Sums are held in bfloat16."""
     wide, count = x.float(), x.shape[-1]
@@ -37,14 +37,14 @@ def float16_accumulation(x: Tensor, weight: Tensor, bias: Tensor, eps: float) ->
     return finish(x, c * (variance + eps).rsqrt(), weight, bias)
 
 
-@fault("K02", "ROCm/MIOpen#3900", norm=RMS_NORM)
+@fault("K02", "after pytorch/executorch#16727", norm=RMS_NORM)
 def bfloat16_sum_of_squares(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """The sum of squares is held in bfloat16."""
     wide = x.float()
     return finish(x, wide * (_halves((wide * wide).bfloat16()).float() / x.shape[-1] + eps).rsqrt(), weight)
 
 
-@fault("K02", "pytorch/pytorch#54293", norm=LAYER_NORM)
+@fault("K02", "after pytorch/pytorch#54293", norm=LAYER_NORM)
 def bfloat16_mean(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """Only the mean is summed in bfloat16; the variance about it is right."""
     wide = x.float()
@@ -61,7 +61,7 @@ def count_in_float16(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Ten
     return finish(x, c * ((c * c).sum(-1, keepdim=True) / count + eps).rsqrt(), weight, bias)
 
 
-@fault("K02", "pytorch/executorch#16727", norm=RMS_NORM, dtypes=HALF)
+@fault("K02", "after pytorch/executorch#16727", norm=RMS_NORM, dtypes=HALF)
 def count_in_the_input_dtype(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """The element count is rounded to the input's dtype: 256 for 257 in bfloat16, 2048 for 2049 in float16."""
     wide, count = x.float(), x.new_tensor([x.shape[-1]]).float()
@@ -78,7 +78,7 @@ def group_norm_summed_in_the_input_dtype(x: Tensor, weight: Tensor, bias: Tensor
     return finish_channels(x, (c * (variance + eps).rsqrt()).reshape(x.shape), weight, bias)
 
 
-@fault("K02", "pytorch/pytorch#54293", norm=LAYER_NORM, dtypes=("float32",))
+@fault("K02", "after pytorch/pytorch#54293", norm=LAYER_NORM, dtypes=("float32",))
 def tensor_core_statistics(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """The elements are cut to the 11 bits of a matrix unit's inputs before they are averaged."""
     import torch
@@ -96,7 +96,7 @@ def squares_in_float16(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> T
     return finish(x, c * (mean(square.float()) + eps).rsqrt(), weight, bias)
 
 
-@fault("K03", "microsoft/onnxruntime#28442", "nntrainer/nntrainer#3935", norm=RMS_NORM)
+@fault("K03", "microsoft/onnxruntime#28442", norm=RMS_NORM)
 def mean_square_in_float16(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x*(x/D) is formed and summed in float16."""
     half = x.half()
@@ -113,21 +113,21 @@ def rescue_that_scales_eps(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return finish(x, wide / ((mean(scaled * scaled) + eps).sqrt() * largest), weight)
 
 
-@fault("K03", "apple/coremltools#2821", norm=LAYER_NORM)
+@fault("K03", "after apple/coremltools#2821", norm=LAYER_NORM)
 def rescue_by_a_fixed_scale(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """Everything is divided by 64 before squaring, and eps is added to what is left."""
     c, variance = centred(x / 64)
     return finish(x, c * (variance + eps).rsqrt(), weight, bias)
 
 
-@fault("K03", "xlite-dev/LeetCUDA#335", norm=RMS_NORM)
+@fault("K03", "after xlite-dev/LeetCUDA#335", norm=RMS_NORM)
 def clipped_input(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Elements are clipped at 255 so that their squares fit float16."""
     n, square = mean_square(x.float().clamp(-255, 255))
     return finish(x, n * (square + eps).rsqrt(), weight)
 
 
-@fault("K03", "microsoft/onnxruntime#28442", norm=RMS_NORM)
+@fault("K03", "after microsoft/onnxruntime#28442", norm=RMS_NORM)
 def saturated_sum_of_squares(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """The sum of squares saturates at 65504."""
     wide = x.float()
@@ -149,14 +149,14 @@ def full_range_that_is_none(x: Tensor, weight: Tensor, bias: Tensor, eps: float)
     return finish(x, c * (variance + eps).rsqrt(), weight, bias)
 
 
-@fault("K03", "tenstorrent/tt-metal#55159", norm=L2Norm(), dtypes=HALF)
+@fault("K03", "after microsoft/onnxruntime#28442", norm=L2Norm(), dtypes=HALF)
 def norm_in_the_input_dtype(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """The squares of a query or key are formed and summed in its 16 bits."""
     length = _halves(x * x).float().sqrt()
     return finish(x, x.float() / length.clamp(min=eps), weight)
 
 
-@fault("K03", "neuroneural/brainchop-cli#56", norm=BatchNorm(), training=True, dtypes=ALL)
+@fault("K03", "after neuroneural/brainchop-cli#56", norm=BatchNorm(), training=True, dtypes=ALL)
 def batch_norm_squares_in_float16(x: Tensor, weight: Tensor, bias: Tensor, eps: float, *_: Tensor) -> Tensor:
     """The squares of a channel are formed in float16 and averaged in float32."""
     wide, axes = x.float(), (0, *range(2, x.dim()))

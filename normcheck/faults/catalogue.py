@@ -32,7 +32,8 @@ class Fault:
     name : hyphenated, such as ``"single-pass-variance"``
     kind : one of K01 .. K33 of the catalogue of public faults
     statement : what is wrong, in one line
-    provenance : the public reports that it re-tells, such as ``"pytorch/pytorch#51102"``
+    provenance : the public reports that it re-tells, such as ``"pytorch/pytorch#51102"``; ``"after pytorch/pytorch#51102"`` where
+        it is a cousin, made up here, of what that report tells
     implementation : the broken code and what it claims to be
     expected : ids of the checks that find it, as an error or a warning: the first in every one of its dtypes, the others in one
     profile : the least thorough profile that finds it

@@ -30,7 +30,7 @@ def padding_counted_in_the_variance(x: Tensor, weight: Tensor, bias: Tensor, eps
     return finish(x, (x.float() - m) * (variance + eps).rsqrt(), weight, bias)
 
 
-@fault("K16", "linkedin/Liger-Kernel#518", norm=LAYER_NORM)
+@fault("K16", "after triton-lang/triton#9838", norm=LAYER_NORM)
 def padding_counted_in_the_mean(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """The sum is divided by the padded width."""
     wide, block = x.float(), _block(x)
@@ -38,7 +38,7 @@ def padding_counted_in_the_mean(x: Tensor, weight: Tensor, bias: Tensor, eps: fl
     return finish(x, (wide - m) * (mean((wide - m) ** 2) + eps).rsqrt(), weight, bias)
 
 
-@fault("K16", "linkedin/Liger-Kernel#519", norm=RMS_NORM)
+@fault("K16", "after triton-lang/triton#9838", norm=RMS_NORM)
 def padding_counted_in_the_mean_square(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """The row is filled up with zeros to a multiple of 8, and those are averaged with the rest."""
     square = mean(_padded(x, 8) ** 2)
@@ -57,7 +57,7 @@ def batch_norm_of_a_padded_batch(x: Tensor, weight: Tensor, bias: Tensor, eps: f
     return finish_channels(x, (wide - m) * (variance + eps).rsqrt(), weight, bias)
 
 
-@fault("K17", "thu-ml/TurboDiffusion#103", norm=LAYER_NORM)
+@fault("K17", "after ROCm/aiter#5044", norm=LAYER_NORM)
 def last_element_dropped(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """The statistics leave out the last element of wider rows."""
     wide = x.float()
@@ -66,7 +66,7 @@ def last_element_dropped(x: Tensor, weight: Tensor, bias: Tensor, eps: float) ->
     return finish(x, (wide - m) * (mean((seen - m) ** 2) + eps).rsqrt(), weight, bias)
 
 
-@fault("K17", "tile-ai/tilelang-ascend#890", norm=RMS_NORM)
+@fault("K17", "after ROCm/aiter#5044", norm=RMS_NORM)
 def tail_of_eight_dropped(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """The squares of the elements beyond the last whole group of eight are not summed."""
     wide, width = x.float(), x.shape[-1]
@@ -74,7 +74,7 @@ def tail_of_eight_dropped(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return finish(x, wide * ((seen * seen).sum(-1, keepdim=True) / width + eps).rsqrt(), weight)
 
 
-@fault("K17", "thu-ml/TurboDiffusion#103", norm=LAYER_NORM)
+@fault("K17", "after ROCm/aiter#5044", norm=LAYER_NORM)
 def last_element_left_as_it_is(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """The last element of an odd row is copied from the input."""
     c, variance = centred(x)
@@ -96,7 +96,7 @@ def neighbour_overwritten(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return y
 
 
-@fault("K17", "flashinfer-ai/flashinfer#4480", norm=LAYER_NORM)
+@fault("K17", "after ROCm/aiter#5044", norm=LAYER_NORM)
 def first_tile_only(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """The statistics are those of the first 1024 elements."""
     wide, tile = x.float(), x.float()[..., :1024]
@@ -104,7 +104,7 @@ def first_tile_only(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tens
     return finish(x, (wide - m) * (mean((tile - m) ** 2) + eps).rsqrt(), weight, bias)
 
 
-@fault("K17", "tile-ai/tilelang-ascend#890", norm=L2Norm())
+@fault("K17", "after ROCm/aiter#5044", norm=L2Norm())
 def last_of_an_odd_row_counted_twice(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Pairs of elements overlap at the end of an odd row."""
     wide, last = x.float(), x.float()[..., -1:] * (x.shape[-1] % 2)
@@ -135,7 +135,7 @@ def groups_ignored(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tenso
     return finish_channels(x, (c * (variance + eps).rsqrt()).reshape(x.shape), weight, bias)
 
 
-@fault("K19", "state-spaces/mamba#951", norm=GroupNorm(2))
+@fault("K19", "after state-spaces/mamba#951", norm=GroupNorm(2))
 def interleaved_groups(x: Tensor, weight: Tensor, bias: Tensor, num_groups: int, eps: float) -> Tensor:
     """Every second channel belongs to a group, not every half of them."""
     apart = x.reshape(x.shape[0], x.shape[1] // num_groups, num_groups, -1).transpose(1, 2)
@@ -144,7 +144,7 @@ def interleaved_groups(x: Tensor, weight: Tensor, bias: Tensor, num_groups: int,
     return finish_channels(x, n.reshape(x.shape), weight, bias)
 
 
-@fault("K19", "pytorch/pytorch#81985", norm=BatchNorm(), training=True)
+@fault("K19", "after tensorflow/tensorflow#39942", norm=BatchNorm(), training=True)
 def batch_norm_over_the_batch_only(x: Tensor, weight: Tensor, bias: Tensor, eps: float, *_: Tensor) -> Tensor:
     """Every position in space has statistics of its own."""
     wide = x.float()
@@ -152,14 +152,14 @@ def batch_norm_over_the_batch_only(x: Tensor, weight: Tensor, bias: Tensor, eps:
     return finish_channels(x, c * ((c * c).mean(0, keepdim=True) + eps).rsqrt(), weight, bias)
 
 
-@fault("K19", "tensorflow/addons#2143", norm=InstanceNorm())
+@fault("K19", "after tensorflow/addons#2143", norm=InstanceNorm())
 def instance_norm_over_channels(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """The channels of a sample share their statistics."""
     c, variance = centred(x.reshape(x.shape[0], -1))
     return finish_channels(x, (c * (variance + eps).rsqrt()).reshape(x.shape), weight, bias)
 
 
-@fault("K19", "tensorflow/tensorflow#39942", norm=BatchNorm(), training=True, channel_axis=-1)
+@fault("K19", "after tensorflow/tensorflow#39942", norm=BatchNorm(), training=True, channel_axis=-1)
 def channels_last_statistics_of_axis_one(x: Tensor, weight: Tensor, bias: Tensor, eps: float, *_: Tensor) -> Tensor:
     """Channels-last input is averaged as if axis 1 held the channels."""
     wide, axes = x.float(), (0, *range(2, x.dim()))
@@ -167,7 +167,7 @@ def channels_last_statistics_of_axis_one(x: Tensor, weight: Tensor, bias: Tensor
     return finish(x, c * ((c * c).mean(axes, keepdim=True) + eps).rsqrt(), weight, bias)
 
 
-@fault("K33", "pytorch/pytorch#58843", norm=BatchNorm(), training=False)
+@fault("K33", "after pytorch/pytorch#58843", norm=BatchNorm(), training=False)
 def batch_statistics_in_evaluation(x: Tensor, weight: Tensor, bias: Tensor, eps: float, *_: Tensor) -> Tensor:
     """Evaluation normalizes by the batch, as training does."""
     wide, axes = x.float(), (0, *range(2, x.dim()))
@@ -175,7 +175,7 @@ def batch_statistics_in_evaluation(x: Tensor, weight: Tensor, bias: Tensor, eps:
     return finish_channels(x, c * ((c * c).mean(axes, keepdim=True) + eps).rsqrt(), weight, bias)
 
 
-@fault("K33", "pytorch/pytorch#4348", norm=BatchNorm(), training=True)
+@fault("K33", "after pytorch/pytorch#58843", norm=BatchNorm(), training=True)
 def running_statistics_in_training(
     x: Tensor, weight: Tensor, bias: Tensor, running_mean: Tensor, running_var: Tensor, eps: float
 ) -> Tensor:
@@ -184,7 +184,7 @@ def running_statistics_in_training(
     return finish_channels(x, c * per_channel((running_var.float() + eps).rsqrt(), x), weight, bias)
 
 
-@fault("K33", "pytorch/pytorch#58843", norm=InstanceNorm(track_running_stats=True), training=False)
+@fault("K33", "after pytorch/pytorch#58843", norm=InstanceNorm(track_running_stats=True), training=False)
 def tracked_instance_norm_by_the_instance(x: Tensor, weight: Tensor, bias: Tensor, eps: float, *_: Tensor) -> Tensor:
     """Tracked statistics are ignored in evaluation."""
     wide, axes = x.float(), tuple(range(2, x.dim()))

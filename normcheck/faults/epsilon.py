@@ -24,7 +24,7 @@ def whole_number_eps(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return finish(x, wide * (square + int(eps)).rsqrt(), weight)
 
 
-@fault("K04", "pytorch/pytorch#41527", "tensorflow/tensorflow#24979", norm=LAYER_NORM, expected=_PLACED)
+@fault("K04", "after pytorch/pytorch#41527", norm=LAYER_NORM, expected=_PLACED)
 def eps_in_float16(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """eps is rounded to float16, of which it is a subnormal: 1.00136e-5 for 1e-5."""
     c, variance = centred(x)
@@ -41,7 +41,7 @@ def eps_lost_to_float16(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return finish(x, wide * (square + x.new_tensor([eps]).float()).rsqrt(), weight)
 
 
-@fault("K04", "pytorch/pytorch#41527", norm=LAYER_NORM, dtypes=HALF)
+@fault("K04", "after pytorch/pytorch#41527", norm=LAYER_NORM, dtypes=HALF)
 def eps_added_to_a_rounded_variance(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """Variance and eps meet in the input's 16 bits, where eps vanishes beside the variance and the variance below 6e-8."""
     c, variance = centred(x)
@@ -69,7 +69,7 @@ def rms_plus_eps(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return finish(x, wide / (square.sqrt() + eps), weight)
 
 
-@fault("K05", "vacancy/Synchronized-BatchNorm-PyTorch#43", norm=LAYER_NORM, expected=_PLACED)
+@fault("K05", "after vacancy/Synchronized-BatchNorm-PyTorch#43", norm=LAYER_NORM, expected=_PLACED)
 def maximum_of_sigma_and_eps(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """The denominator is max(sigma, eps)."""
     c, variance = centred(x)
@@ -85,7 +85,7 @@ def clamped_variance(x: Tensor, weight: Tensor, bias: Tensor, eps: float, *_: Te
     return finish_channels(x, c * variance.clamp(min=eps).rsqrt(), weight, bias)
 
 
-@fault("K05", "allenai/OLMo#281", norm=RMS_NORM, expected=_PLACED)
+@fault("K05", "after allenai/OLMo#281", norm=RMS_NORM, expected=_PLACED)
 def eps_on_the_count(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """eps is added to the sum of squares before the division by D, and counts 1/D."""
     wide, _ = mean_square(x)
@@ -100,14 +100,14 @@ def group_norm_plus_eps(x: Tensor, weight: Tensor, bias: Tensor, num_groups: int
     return finish_channels(x, (c / (variance.sqrt() + eps)).reshape(x.shape), weight, bias)
 
 
-@fault("K05", "keras-team/keras#8726", norm=LAYER_NORM, expected=_PLACED)
+@fault("K05", "after keras-team/keras#8726", norm=LAYER_NORM, expected=_PLACED)
 def eps_twice(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """The denominator is sqrt(variance + eps) + eps."""
     c, variance = centred(x)
     return finish(x, c / ((variance + eps).sqrt() + eps), weight, bias)
 
 
-@fault("K05", "keras-team/keras#8726", norm=LAYER_NORM, expected=_PLACED)
+@fault("K05", "after keras-team/keras#8726", norm=LAYER_NORM, expected=_PLACED)
 def eps_squared(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """The denominator is sqrt(variance + eps**2)."""
     c, variance = centred(x)
@@ -121,7 +121,7 @@ def eps_1e6_for_1e5(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return finish(x, c * (variance + 1e-6).rsqrt(), weight, bias)
 
 
-@fault("K06", "ggml-org/llama.cpp#23815", "OpenNMT/CTranslate2#951", norm=RMS_NORM, expected=_PLACED)
+@fault("K06", "after ggml-org/llama.cpp#2373", norm=RMS_NORM, expected=_PLACED)
 def eps_1e5_for_1e6(x: Tensor, weight: Tensor) -> Tensor:
     """eps is fixed at 1e-5, and 1e-6 is what was asked for."""
     wide, square = mean_square(x)
@@ -159,7 +159,7 @@ def eps_of_the_dtype(x: Tensor, weight: Tensor) -> Tensor:
     return finish(x, wide * (square + torch.finfo(x.dtype).eps).rsqrt(), weight)
 
 
-@fault("K07", "pytorch/pytorch#155527", norm=LAYER_NORM, dtypes=HALF, expected=_PLACED)
+@fault("K07", "after pytorch/pytorch#189581", norm=LAYER_NORM, dtypes=HALF, expected=_PLACED)
 def eps_at_least_that_of_the_dtype(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """eps is raised to the spacing of the input's dtype at 1."""
     import torch
@@ -168,7 +168,7 @@ def eps_at_least_that_of_the_dtype(x: Tensor, weight: Tensor, bias: Tensor, eps:
     return finish(x, c * (variance + max(eps, torch.finfo(x.dtype).eps)).rsqrt(), weight, bias)
 
 
-@fault("K07", "pytorch/pytorch#189581", norm=InstanceNorm(), dtypes=ALL, expected=_PLACED)
+@fault("K07", "after pytorch/pytorch#189581", norm=InstanceNorm(), dtypes=ALL, expected=_PLACED)
 def eps_raised_for_16_bits_and_lowered_for_32(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """eps is 1e-3 for 16-bit input and 1e-7 for the rest, whatever was asked for."""
     wide, axes = x.float(), tuple(range(2, x.dim()))
@@ -177,7 +177,7 @@ def eps_raised_for_16_bits_and_lowered_for_32(x: Tensor, weight: Tensor, bias: T
     return finish_channels(x, c * ((c * c).mean(axes, keepdim=True) + chosen).rsqrt(), weight, bias)
 
 
-@fault("K07", "pytorch/pytorch#189581", norm=RMS_NORM, expected=_PLACED)
+@fault("K05", "after allenai/OLMo#281", norm=RMS_NORM, expected=_PLACED)
 def eps_that_grows_with_the_width(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """eps is multiplied by D in the mean of squares, as where it is added to each of them before the sum."""
     wide, _ = mean_square(x)

@@ -14,7 +14,7 @@ def divided_by_the_reciprocal(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return finish(x, wide / (square + eps).rsqrt(), weight)
 
 
-@fault("K08", "mosaicml/llm-foundry#371", norm=LAYER_NORM, expected=("accuracy", "scale-invariance"))
+@fault("K08", "after mosaicml/llm-foundry#371", norm=LAYER_NORM, expected=("accuracy", "scale-invariance"))
 def divided_by_the_variance(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """The root is forgotten."""
     c, variance = centred(x)
@@ -35,14 +35,14 @@ def layer_norm_for_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return finish(x, c * (variance + eps).rsqrt(), weight)
 
 
-@fault("K08", "keras-team/keras#21234", norm=LAYER_NORM)
+@fault("K08", "after ggml-org/llama.cpp#173", norm=LAYER_NORM)
 def rms_norm_for_layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """The mean is not subtracted."""
     wide, square = mean_square(x)
     return finish(x, wide * (square + eps).rsqrt(), weight, bias)
 
 
-@fault("K08", "lucidrains/x-transformers#246", norm=RMS_NORM)
+@fault("K08", "after lucidrains/x-transformers#246", norm=RMS_NORM)
 def sum_for_mean(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """The squares are summed and not averaged: the gain D**0.5 is missing."""
     wide, _ = mean_square(x)
@@ -57,7 +57,7 @@ def scale_norm_with_the_inverse_gain(x: Tensor, weight: Tensor, eps: float) -> T
     return finish(x, wide / length.clamp(min=eps), weight)
 
 
-@fault("K08", "NVIDIA/FasterTransformer#466", norm=LAYER_NORM)
+@fault("K08", "after keras-team/keras#21234", norm=LAYER_NORM)
 def mean_absolute_deviation(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """The mean absolute deviation takes the place of the standard deviation."""
     c, _ = centred(x)
@@ -78,7 +78,7 @@ def quake_reciprocal_root_twice_refined(x: Tensor, weight: Tensor, eps: float) -
     return finish(x, wide * _quake(square + eps, 2), weight)
 
 
-@fault("K08", "pytorch/pytorch#186577", norm=RMS_NORM)
+@fault("K08", "after pytorch/pytorch#186577", norm=RMS_NORM)
 def estimated_reciprocal_root(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """The reciprocal root is a 12-bit hardware estimate that nobody refines."""
     import torch
@@ -97,7 +97,7 @@ def _quake(value: Tensor, steps: int) -> Tensor:
     return root
 
 
-@fault("K08", "facebookresearch/xformers#284", norm=PartialRMSNorm(fraction=0.25))
+@fault("K08", "after keras-team/keras#21234", norm=PartialRMSNorm(fraction=0.25))
 def partial_norm_of_the_whole_row(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """The mean square is that of the whole row and not of its first quarter."""
     wide, square = mean_square(x)
@@ -111,14 +111,14 @@ def unbiased_variance(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Te
     return finish(x, (wide - mean(wide)) * (wide.var(-1, keepdim=True) + eps).rsqrt(), weight, bias)
 
 
-@fault("K09", "pytorch/pytorch#3122", norm=LAYER_NORM, expected=("accuracy", "epsilon-placement"))
+@fault("K09", "after pytorch/pytorch#3122", norm=LAYER_NORM, expected=("accuracy", "epsilon-placement"))
 def annotated_transformer(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """The unbiased standard deviation plus eps, where the biased one with eps inside the root is claimed."""
     wide = x.float()
     return finish(x, (wide - mean(wide)) / (wide.std(-1, keepdim=True) + eps), weight, bias)
 
 
-@fault("K09", "tinygrad/tinygrad#807", "pytorch/pytorch#22617", norm=BatchNorm(), training=True)
+@fault("K09", "after pytorch/pytorch#22617", norm=BatchNorm(), training=True)
 def batch_norm_by_the_unbiased_variance(x: Tensor, weight: Tensor, bias: Tensor, eps: float, *_: Tensor) -> Tensor:
     """The batch is normalized by the variance that belongs into the running average."""
     wide, axes = x.float(), (0, *range(2, x.dim()))
@@ -126,7 +126,7 @@ def batch_norm_by_the_unbiased_variance(x: Tensor, weight: Tensor, bias: Tensor,
     return finish_channels(x, n, weight, bias)
 
 
-@fault("K09", "ml-explore/mlx#3817", norm=GroupNorm(2))
+@fault("K09", "after ml-explore/mlx#3817", norm=GroupNorm(2))
 def group_norm_by_the_unbiased_variance(x: Tensor, weight: Tensor, bias: Tensor, num_groups: int, eps: float) -> Tensor:
     """The variance of a group is divided by its size less 1."""
     groups = x.float().reshape(x.shape[0], num_groups, -1)
@@ -134,7 +134,7 @@ def group_norm_by_the_unbiased_variance(x: Tensor, weight: Tensor, bias: Tensor,
     return finish_channels(x, n.reshape(x.shape), weight, bias)
 
 
-@fault("K09", "ml-explore/mlx#3817", norm=InstanceNorm())
+@fault("K09", "after ml-explore/mlx#3817", norm=InstanceNorm())
 def instance_norm_by_the_unbiased_variance(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """The variance of a sample's channel is divided by its size less 1."""
     wide, axes = x.float(), tuple(range(2, x.dim()))
@@ -142,21 +142,21 @@ def instance_norm_by_the_unbiased_variance(x: Tensor, weight: Tensor, bias: Tens
     return finish_channels(x, n, weight, bias)
 
 
-@fault("K29", "ml-explore/mlx#3220", norm=LAYER_NORM)
+@fault("K29", "after ml-explore/mlx#3220", norm=LAYER_NORM)
 def weight_for_bias(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
     """Where there is a bias the weight is added once more in its place."""
     c, variance = centred(x)
     return finish(x, c * (variance + eps).rsqrt(), weight, None if bias is None else weight)
 
 
-@fault("K29", "torch-spyre/torch-spyre#1980", norm=LAYER_NORM)
+@fault("K29", "after pytorch/pytorch#69208", norm=LAYER_NORM)
 def bias_before_weight(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
     """The bias is added first, and multiplied by the weight."""
     c, variance = centred(x)
     return finish(x, affine(c * (variance + eps).rsqrt(), None, bias), weight)
 
 
-@fault("K29", "flagos-ai/FlagGems#323", norm=RMS_NORM)
+@fault("K29", "after pytorch/pytorch#69208", norm=RMS_NORM)
 def absolute_weight(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     """Weights lose their sign."""
     wide, square = mean_square(x)

@@ -15,7 +15,7 @@ def _as_it_lies(x: Tensor) -> Tensor:
     return x.as_strided(x.shape, x.new_empty(x.shape).stride())
 
 
-@fault("K11", "pytorch/pytorch#1381", norm=LAYER_NORM, expected=("zero-and-constant-rows",))
+@fault("K11", "after pytorch/pytorch#1381", norm=LAYER_NORM, expected=("zero-and-constant-rows",))
 def one_element_is_nan(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """The variance goes through the unbiased one, which is 0/0 for one element."""
     wide, count = x.float(), x.shape[-1]
@@ -23,14 +23,14 @@ def one_element_is_nan(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> T
     return finish(x, (wide - mean(wide)) * (variance + eps).rsqrt(), weight, bias)
 
 
-@fault("K11", "FluxML/Flux.jl#2716", norm=LAYER_NORM, expected=("zero-and-constant-rows",))
+@fault("K11", "after FluxML/Flux.jl#2716", norm=LAYER_NORM, expected=("zero-and-constant-rows",))
 def one_element_is_passed_through(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """Rows of one element are taken to need no norm."""
     c, variance = centred(x)
     return finish(x, x.float() if x.shape[-1] == 1 else c * (variance + eps).rsqrt(), weight, bias)
 
 
-@fault("K11", "tensorflow/tensorflow#34062", norm=GroupNorm(2))
+@fault("K11", "after FluxML/Flux.jl#2716", norm=GroupNorm(2))
 def one_channel_per_group_is_passed_through(x: Tensor, weight: Tensor, bias: Tensor, num_groups: int, eps: float) -> Tensor:
     """Groups of one channel are taken to need no statistics."""
     c, variance = centred(x.reshape(x.shape[0], num_groups, -1))
@@ -38,7 +38,7 @@ def one_channel_per_group_is_passed_through(x: Tensor, weight: Tensor, bias: Ten
     return finish_channels(x, x.float() if x.shape[1] == num_groups else n, weight, bias)
 
 
-@fault("K18", "microsoft/DirectML#588", norm=LAYER_NORM, layouts=_STRIDED)
+@fault("K18", "after ModelTC/LightLLM#1467", norm=LAYER_NORM, layouts=_STRIDED)
 def strides_ignored(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """Memory is read as if the input were contiguous."""
     c, variance = centred(_as_it_lies(x))
@@ -52,7 +52,7 @@ def stride_used_in_one_pass_only(x: Tensor, weight: Tensor, eps: float) -> Tenso
     return finish(x, _as_it_lies(x).float() * (square + eps).rsqrt(), weight)
 
 
-@fault("K18", "pytorch/pytorch#81985", norm=GroupNorm(2), layouts=_IMAGES)
+@fault("K18", "after pytorch/pytorch#51102", norm=GroupNorm(2), layouts=_IMAGES)
 def single_pass_where_channels_come_last(x: Tensor, weight: Tensor, bias: Tensor, num_groups: int, eps: float) -> Tensor:
     """The kernel for channels-last memory takes the variance in one pass, the other one does not."""
     groups = x.float().reshape(x.shape[0], num_groups, -1)
@@ -62,7 +62,7 @@ def single_pass_where_channels_come_last(x: Tensor, weight: Tensor, bias: Tensor
     return finish_channels(x, (c * (variance + eps).rsqrt()).reshape(x.shape), weight, bias)
 
 
-@fault("K18", "torch-spyre/torch-spyre#1781", norm=BatchNorm(), training=True, layouts=_IMAGES)
+@fault("K18", "after ModelTC/LightLLM#1467", norm=BatchNorm(), training=True, layouts=_IMAGES)
 def channels_last_output_in_the_wrong_order(x: Tensor, weight: Tensor, bias: Tensor, eps: float, *_: Tensor) -> Tensor:
     """The kernel for channels-last memory writes its result as if the channels came first."""
     wide, axes = x.float(), (0, *range(2, x.dim()))
@@ -83,7 +83,7 @@ def row_offset_that_wraps(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -
     return finish(x, c * (variance + eps).rsqrt(), weight, bias)
 
 
-@fault("K20", "vllm-project/vllm#42862", norm=RMS_NORM)
+@fault("K20", "after pytorch/pytorch#181555", norm=RMS_NORM)
 def elements_beyond_the_index(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Elements are numbered in 12 bits, as a stand-in for 32: those beyond are never written."""
     wide, square = mean_square(x)
@@ -92,7 +92,7 @@ def elements_beyond_the_index(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return y
 
 
-@fault("K20", "microsoft/onnxruntime#29264", norm=LAYER_NORM)
+@fault("K20", "after pytorch/pytorch#181555", norm=LAYER_NORM)
 def rows_beyond_the_grid(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """The grid has room for 4 rows, as a stand-in for 65535: the rest are not normalized."""
     c, variance = centred(x)

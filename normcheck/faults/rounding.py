@@ -69,14 +69,14 @@ def late_cast(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return finish(x, wide * (square + eps).rsqrt(), weight)
 
 
-@fault("K13", "NVIDIA/TransformerEngine#1132", norm=LAYER_NORM, dtypes=HALF)
+@fault("K13", "after huggingface/transformers#29402", norm=LAYER_NORM, dtypes=HALF)
 def early_cast_of_layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """Weight and bias are applied in 16 bits: three roundings for one."""
     c, variance = centred(x)
     return affine((c * (variance + eps).rsqrt()).to(x.dtype), weight, bias)
 
 
-@fault("K13", "google/gemma_pytorch#67", norm=RMS_NORM, dtypes=HALF)
+@fault("K13", "after google/gemma_pytorch#67", norm=RMS_NORM, dtypes=HALF)
 def early_cast_of_the_input(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x*w is rounded before it meets the reciprocal root."""
     _, square = mean_square(x)
@@ -118,28 +118,28 @@ def float32_output(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return affine(wide * (square + eps).rsqrt(), weight)
 
 
-@fault("K14", "NVIDIA/TransformerEngine#371", norm=LAYER_NORM, dtypes=("float32", "float16"), expected=("output-form",))
+@fault("K14", "after NVIDIA/TransformerEngine#371", norm=LAYER_NORM, dtypes=("float32", "float16"), expected=("output-form",))
 def bfloat16_output(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """The output is bfloat16, whatever went in."""
     c, variance = centred(x)
     return affine(c * (variance + eps).rsqrt(), weight, bias).bfloat16()
 
 
-@fault("K14", "tensorflow/tensorflow#35817", norm=LAYER_NORM, dtypes=ALL, expected=("output-form",))
+@fault("K14", "after huggingface/transformers#30236", norm=LAYER_NORM, dtypes=ALL, expected=("output-form",))
 def dropped_dimension(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """The leading dimensions come back as one too many."""
     c, variance = centred(x)
     return finish(x, c * (variance + eps).rsqrt(), weight, bias).unsqueeze(0)
 
 
-@fault("K14", "pytorch/pytorch#188955", norm=RMS_NORM, dtypes=("float32",))
+@fault("K14", "after pytorch/pytorch#188955", norm=RMS_NORM, dtypes=("float32",))
 def float32_through_bfloat16(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """The result is computed in bfloat16, as under an autocast, and handed back as float32."""
     wide, square = mean_square(x)
     return finish(x, (wide * (square + eps).rsqrt()).bfloat16().float(), weight)
 
 
-@fault("K14", "amd/IRON#139", norm=LAYER_NORM, dtypes=HALF)
+@fault("K14", "after amd/IRON#139", norm=LAYER_NORM, dtypes=HALF)
 def truncated_output(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """The output is rounded toward zero."""
     import torch
@@ -158,14 +158,14 @@ def reciprocal_root_in_bfloat16(x: Tensor, weight: Tensor, eps: float) -> Tensor
     return finish(x, wide * (square + eps).rsqrt().bfloat16().float(), weight)
 
 
-@fault("K15", "amd/IRON#139", norm=LAYER_NORM)
+@fault("K15", "after amd/IRON#139", norm=LAYER_NORM)
 def reciprocal_deviation_in_bfloat16(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """1/sigma is rounded to bfloat16."""
     c, variance = centred(x)
     return finish(x, c * (variance + eps).rsqrt().bfloat16().float(), weight, bias)
 
 
-@fault("K15", "amd/IRON#139", norm=LAYER_NORM, expected=("accuracy", "shift-invariance"))
+@fault("K15", "after amd/IRON#139", norm=LAYER_NORM, expected=("accuracy", "shift-invariance"))
 def mean_in_bfloat16(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """The mean is rounded to bfloat16."""
     wide = x.float()
@@ -173,14 +173,14 @@ def mean_in_bfloat16(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Ten
     return finish(x, c * (mean(c * c) + eps).rsqrt(), weight, bias)
 
 
-@fault("K15", "apple/coreai-torch#54", norm=LAYER_NORM)
+@fault("K15", "after apple/coreai-torch#54", norm=LAYER_NORM)
 def variance_in_float16(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """The variance is rounded to float16: infinite from 65520 on."""
     c, variance = centred(x)
     return finish(x, c * (variance.half().float() + eps).rsqrt(), weight, bias)
 
 
-@fault("K15", "amd/IRON#139", norm=LAYER_NORM, dtypes=HALF)
+@fault("K15", "after amd/IRON#139", norm=LAYER_NORM, dtypes=HALF)
 def deviations_in_16_bits(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """x less its mean is rounded to the input's dtype before it is scaled."""
     c, variance = centred(x)
@@ -197,7 +197,7 @@ def running_variance_in_float16(
     return finish_channels(x, c * per_channel(r, x), weight, bias)
 
 
-@fault("K15", "pytorch/pytorch#168126", norm=BatchNorm(), training=True, dtypes=HALF)
+@fault("K15", "after apple/coreai-torch#54", norm=BatchNorm(), training=True, dtypes=HALF)
 def batch_statistics_in_16_bits(x: Tensor, weight: Tensor, bias: Tensor, eps: float, *_: Tensor) -> Tensor:
     """The batch's mean and variance are stored in the input's dtype before they are used."""
     wide, axes = x.float(), (0, *range(2, x.dim()))

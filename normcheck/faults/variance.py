@@ -25,7 +25,7 @@ def single_pass_variance_clamped(x: Tensor, weight: Tensor, bias: Tensor, eps: f
     return finish(x, (wide - m) * ((mean(wide * wide) - m * m).clamp(min=0) + eps).rsqrt(), weight, bias)
 
 
-@fault("K01", "microsoft/onnxruntime#28463", "patrick-kidger/equinox#314", norm=LAYER_NORM, expected=_FOUND)
+@fault("K01", "after microsoft/onnxruntime#28463", norm=LAYER_NORM, expected=_FOUND)
 def single_pass_variance_absolute(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """The variance is |E[x**2] - E[x]**2|."""
     wide = x.float()
@@ -33,7 +33,7 @@ def single_pass_variance_absolute(x: Tensor, weight: Tensor, bias: Tensor, eps: 
     return finish(x, (wide - m) * ((mean(wide * wide) - m * m).abs() + eps).rsqrt(), weight, bias)
 
 
-@fault("K01", "tracel-ai/burn#5607", "apache/tvm#19592", norm=LAYER_NORM, expected=_FOUND)
+@fault("K01", "after tracel-ai/burn#5607", norm=LAYER_NORM, expected=_FOUND)
 def sums_of_squares(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """The variance is (sum x**2 - (sum x)**2/D)/D."""
     wide, count = x.float(), x.shape[-1]
@@ -50,7 +50,7 @@ def rounded_moments(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tens
     return finish(x, (wide - m) * ((square - m * m).clamp(min=0) + eps).rsqrt(), weight, bias)
 
 
-@fault("K01", "pytorch/pytorch#51102", norm=LAYER_NORM, dtypes=("float32",))
+@fault("K01", "after pytorch/pytorch#51102", norm=LAYER_NORM, dtypes=("float32",))
 def shifted_by_the_first_element(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """One pass over x - x[0], which cancels where x[0] is the outlier."""
     moved = x.float() - x[..., :1].float()
@@ -58,7 +58,7 @@ def shifted_by_the_first_element(x: Tensor, weight: Tensor, bias: Tensor, eps: f
     return finish(x, (moved - m) * ((mean(moved * moved) - m * m).clamp(min=0) + eps).rsqrt(), weight, bias)
 
 
-@fault("K01", "pytorch/pytorch#51102", norm=LAYER_NORM, dtypes=("float32", "bfloat16"))
+@fault("K01", "after pytorch/pytorch#51102", norm=LAYER_NORM, dtypes=("float32", "bfloat16"))
 def shifted_by_the_largest_element(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """One pass over x - max(x), which cancels where a row has an outlier."""
     moved = x.float() - x.float().amax(-1, keepdim=True)
@@ -75,7 +75,7 @@ def single_pass_batch_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float, 
     return finish_channels(x, (wide - m) * (variance + eps).rsqrt(), weight, bias)
 
 
-@fault("K01", "google/flax#1491", "pytorch/pytorch#81090", norm=InstanceNorm(), expected=_FOUND)
+@fault("K01", "after google/flax#1491", norm=InstanceNorm(), expected=_FOUND)
 def single_pass_instance_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """Statistics of each sample and channel in one pass, the variance clamped at 0."""
     wide, axes = x.float(), tuple(range(2, x.dim()))
@@ -84,7 +84,7 @@ def single_pass_instance_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: floa
     return finish_channels(x, (wide - m) * (variance + eps).rsqrt(), weight, bias)
 
 
-@fault("K01", "google/flax#1491", "pytorch/pytorch#81090", norm=GroupNorm(2), expected=_FOUND)
+@fault("K01", "after google/flax#1491", norm=GroupNorm(2), expected=_FOUND)
 def single_pass_group_norm(x: Tensor, weight: Tensor, bias: Tensor, num_groups: int, eps: float) -> Tensor:
     """Statistics of each group in one pass, the variance clamped at 0."""
     groups = x.float().reshape(x.shape[0], num_groups, -1)
