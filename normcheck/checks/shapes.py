@@ -10,7 +10,6 @@ from typing import Any, cast
 import numpy as np
 
 from normcheck.checks.base import Context, SkipCaseError, check_form, guarded, register
-from normcheck.checks.cases import Case
 from normcheck.checks.comparing import case_from, finding, held, mixed, need_sound_base, unsound_base
 from normcheck.formats import Array
 from normcheck.implementations import CallError, Implementation, call
