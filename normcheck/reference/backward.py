@@ -74,7 +74,7 @@ def reference_grad(
     """
     call = prepare(norm, x, weight, bias, residual, running_mean, running_var, training, contract, channel_axis)
     counts = dict.fromkeys(("elements", "level1", "level2", "ties", "uncertified"), 0)
-    slope, besides = _like("dy", dy, call), None if dresidual is None else _like("dresidual", dresidual, call)
+    slope, besides = like("dy", dy, call), None if dresidual is None else like("dresidual", dresidual, call)
     if dresidual is not None and residual is None:
         raise ValueError("dresidual is given, but residual=None has no second output")
     fold, fmt = call.fold, call.x if dtype is None else format_of(dtype)
@@ -88,7 +88,8 @@ def reference_grad(
     return Gradients(dx, dweight, dbias, None if residual is None else dx, counts["uncertified"])
 
 
-def _like(name: str, array: npt.ArrayLike, call: Call) -> npt.NDArray[Any]:
+def like(name: str, array: npt.ArrayLike, call: Call) -> npt.NDArray[Any]:
+    """The argument, if it has x's shape; else ValueError."""
     values = as_values(name, array)
     if values.shape != call.fold.shape:
         raise ValueError(f"{name} has shape {values.shape}, but should have that of x, {call.fold.shape}")
