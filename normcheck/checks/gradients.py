@@ -136,6 +136,7 @@ def _plan(context: Context, names: tuple[str, ...]) -> Iterator[tuple[int, str]]
 
 
 def _judged(context: Context, check: str, names: tuple[str, ...]) -> Iterator[Result]:
+    shown: set[str] = set()
     for width, regime in _plan(context, names):
         try:
             shape = context.shape(_ROWS, width)
@@ -143,16 +144,18 @@ def _judged(context: Context, check: str, names: tuple[str, ...]) -> Iterator[Re
             continue
         run = functools.cache(functools.partial(_backward, context, regime, shape))
         for name in names:
-            yield from guarded(context, check, _judge, check, run, name, regime=regime, shape=shape)
+            yield from guarded(context, check, _judge, check, run, name, shown, regime=regime, shape=shape)
 
 
-def _judge(context: Context, check: str, run: Run, name: str) -> Result | None:
+def _judge(context: Context, check: str, run: Run, name: str, shown: set[str]) -> Result | None:
     gradient, found, regime = run()
     if name not in gradient.differentiated or not gradient.errors.judged().any():
         return None
     output = gradient.rows_of(found, name)
     result = held(context, check, gradient, name, output, regime=regime)
-    if result.outcome.finding:
+    if result.outcome.finding and f"{name} {regime}" not in shown:
+        # one witness a regime is enough, and finding one costs calls
+        shown.add(f"{name} {regime}")
         result = replace(result, witness=gradient_witness(context, gradient, name, output))
     return result
 
@@ -168,7 +171,7 @@ def with_residual(context: Context, case: Case) -> Case:
     """The same case, for code that adds a residual: two halves whose sum is exact."""
     if not context.implementation.residual:
         return case
-    half = case.inputs.x / 2
+    half = case.x_format.round(case.inputs.x / 2)
     return replace(case, inputs=replace(case.inputs, x=half, residual=case.inputs.x - half))
 
 
