@@ -103,8 +103,14 @@ def finding(
     )
 
 
-def held(context: Context, check: str, case: Case, output: Array, note: str = "", **where: Any) -> Result:
-    """An output held against the bound E of ``accuracy``: failed beyond the widest class that passes."""
+def held(context: Context, check: str, case: Case, output: Array, *, shown: bool = True, note: str = "", **where: Any) -> Result:
+    """An output held against the bound E of ``accuracy``: failed beyond the widest class that passes.
+
+    Parameters
+    ----------
+    shown : whether the case is one that the implementation can be called with, so that a witness can be found
+    note : added to the message
+    """
     name = pass_class(context)
     verdict = case.judge(output, name)
     where = {"shape": tuple(case.fold.shape), "layout": case.inputs.layout, **where}
@@ -119,7 +125,7 @@ def held(context: Context, check: str, case: Case, output: Array, note: str = ""
         check,
         Outcome.FAILED,
         f"{text} [{describe(case)}]{note}",
-        witness=witness(context, case, output, lambda smaller, out: beyond(smaller, out, name)),
+        witness=witness(context, case, output, lambda smaller, out: beyond(smaller, out, name)) if shown else None,
         **where,
     )
 
