@@ -124,7 +124,7 @@ def _result(
     severity, outcome = Severity.ERROR, Outcome.FAILED
     if verdict.worst_ratio <= 1:
         outcome = Outcome.PASSED
-    elif not graded and _flushed(case, output, verdict):
+    elif not graded and flushed(case, output, verdict):
         severity = Severity.ERROR if context.implementation.contract.subnormals else Severity.WARNING
         outcome = Outcome.FAILED if context.implementation.contract.subnormals else Outcome.WARNED
     elif verdicts["sequential"].worst_ratio <= 1 and not declared:
@@ -160,7 +160,7 @@ def _message(case: Case, output: Array, verdict: Judgement, outcome: Outcome, gr
     return text
 
 
-def _flushed(case: Case, output: Array, verdict: Judgement) -> bool:
+def flushed(case: Case, output: Array, verdict: Judgement) -> bool:
     """Whether every judged element that breaks the bound is a zero that stands for a subnormal input or output."""
     beyond = verdict.judged & (verdict.ratio > 1)
     small = max(case.x_format.min_normal, case.errors.compute.min_normal)

@@ -1,0 +1,159 @@
+"""Recipes: inputs written down in a few numbers, so that a search can vary them, a corpus keep them and a reader paste them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from normcheck.checks import Context
+from normcheck.checks.cases import Case
+from normcheck.checks.comparing import case_from
+from normcheck.formats import FORMATS, Array, Format
+from normcheck.regimes import REGIMES, biases, weights
+
+_KINDS = 9  # rows over which the longest cycle of a regime runs
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row: a background, scaled and shifted, with a few elements replaced.
+
+    Attributes
+    ----------
+    base : the name of a regime, or values that are repeated over the row
+    seed : of the regime's random numbers; also which of its kinds of rows is taken
+    exponent : the background is multiplied by 2**exponent ...
+    shift : ... and moved by this
+    edits : (position, value) of elements that are replaced afterwards; positions count modulo the width, -1 is the last
+
+    Raises
+    ------
+    ValueError : for a base that is neither a regime nor values, naming it
+    """
+
+    base: str | tuple[float, ...] = (0.0,)
+    seed: int = 0
+    exponent: int = 0
+    shift: float = 0.0
+    edits: tuple[tuple[int, float], ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse a background that is none."""
+        if self.base not in REGIMES if isinstance(self.base, str) else not self.base:
+            raise ValueError(f"base={self.base!r}, but should be values or one of {', '.join(REGIMES)}")
+
+    def values(self, width: int, fmt: Format, compute: Format = FORMATS["float32"]) -> Array:
+        """The row's values, (D,), finite and exact in the format; parameters as for `normcheck.regimes.Regime.rows`.
+
+        A row whose sum of squares would overflow the arithmetic is scaled down by a power of two.
+        """
+        with np.errstate(over="ignore", under="ignore"):
+            made = np.ldexp(self._background(width, fmt, compute), self.exponent) + self.shift
+        for position, value in self.edits:
+            made[position % width] = value
+        return fmt.round(_fitted(np.clip(made, -fmt.max, fmt.max), fmt if fmt.p > compute.p else compute))
+
+    def _background(self, width: int, fmt: Format, compute: Format) -> Array:
+        if not isinstance(self.base, str):
+            return np.resize(np.asarray(self.base, np.float64), width)
+        made = REGIMES[self.base].rows(_KINDS, width, fmt, self.seed // _KINDS, compute)
+        return np.asarray(made[self.seed % _KINDS])
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One call: its rows, its weight and its shape, for whatever norm it is tried on.
+
+    Attributes
+    ----------
+    width : of the rows
+    rows : taken over and over until the shape is filled
+    rank : of x; None for the usual one
+    weight : seed of random weights; None for ones
+    gain : the weights are multiplied by 2**gain
+    bias : seed of random biases; None for zeros
+    """
+
+    width: int
+    rows: tuple[Row, ...] = (Row(),)
+    rank: int | None = None
+    weight: int | None = None
+    gain: int = 0
+    bias: int | None = None
+
+    def shape(self, context: Context) -> tuple[int, ...]:
+        """The shape of x; the usual rank's where there is none of this rank.
+
+        Raises
+        ------
+        SkipCaseError : where the norm or the implementation takes no such rows
+        """
+        try:
+            return context.shape(len(self.rows), self.width, self.rank)
+        except Exception:
+            if self.rank is None:
+                raise
+            return context.shape(len(self.rows), self.width)
+
+    def values(self, context: Context, shape: tuple[int, ...]) -> Array:
+        """All rows, (R, D)."""
+        made = [row.values(self.width, context.x_format, context.compute) for row in self.rows]
+        count = context.norm.fold(shape, context.implementation.channel_axis).rows
+        return np.asarray([made[r % len(made)] for r in range(count)])
+
+    def case(self, context: Context, rows: Array | None = None) -> Case:
+        """The case in a context; ``rows``, (R, D), take the place of the trial's own.
+
+        Raises
+        ------
+        SkipCaseError : where the norm or the implementation takes no such rows
+        """
+        shape = self.shape(context)
+        fold = context.norm.fold(shape, context.implementation.channel_axis)
+        x = fold.unfold(self.values(context, shape) if rows is None else rows)
+        parameters = self._parameters(context, context.norm.parameter_size(fold))
+        return case_from(context, x, affine=False, layout=context.layout, **parameters)
+
+    def _parameters(self, context: Context, size: int) -> dict[str, Any]:
+        fmt, offset, takes = context.parameter_format, context.norm.weight_offset, context.implementation.takes
+        given: dict[str, Any] = {}
+        if self.weight is not None and takes("weight"):
+            given["weight"] = fmt.round(np.ldexp(weights(size, fmt, self.weight, offset), self.gain))
+        if self.bias is not None and takes("bias"):
+            given["bias"] = biases(size, fmt, self.bias)
+        return given
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Trial:
+        """The inverse of `to_dict`.
+
+        Raises
+        ------
+        ValueError, TypeError, KeyError : for anything else
+        """
+        known = {f.name for f in fields(cls)}
+        return cls(**{key: value for key, value in data.items() if key in known} | {"rows": tuple(map(_row, data["rows"]))})
+
+
+def _fitted(row: Array, compute: Format) -> Array:
+    top = float(np.abs(row).max())
+    if top == 0:
+        return row
+    # quotients first: squares of float64 rows may overflow themselves
+    size = math.log2(top) + 0.5 * math.log2(float(np.square(row / top).sum()))
+    excess = math.ceil(size - 0.5 * math.log2(compute.max) + 0.1)
+    return np.asarray(np.ldexp(row, -excess)) if excess > 0 else row
+
+
+def _row(data: Mapping[str, Any]) -> Row:
+    base: str | Sequence[float] = data["base"]
+    edits = tuple((int(position), float(value)) for position, value in data["edits"])
+    return Row(**{**data, "base": base if isinstance(base, str) else tuple(base), "edits": edits})
