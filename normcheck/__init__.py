@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from normcheck.results import Outcome as Outcome
     from normcheck.results import Result as Result
     from normcheck.results import Severity as Severity
+    from normcheck.testing import parametrize as parametrize
 
 _HOMES = {
     "audit": ("Audit", "audit", "check"),
@@ -42,6 +43,7 @@ _HOMES = {
     "norms": ("BatchNorm", "GroupNorm", "InstanceNorm", "L2Norm", "LayerNorm", "Norm", "PartialRMSNorm", "RMSNorm", "ScaleNorm"),
     "reference": ("reference",),
     "results": ("Outcome", "Result", "Severity"),
+    "testing": ("parametrize",),
 }
 _HOME_OF = {name: f"{__name__}.{home}" for home, names in _HOMES.items() for name in names}
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import click
 
 import normcheck
+from normcheck.flags import JUDGING, Flag
 from normcheck.options import OptionError, checked, chosen, implementation_of, one_of
 
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ Exit codes:
   3    the audit itself could not run, or nothing could be judged
   130  interrupted; what was measured until then is written
 """
-PROFILES = ("quick", "standard", "deep")
 TOPICS = ("implementations", "checks", "norms", "regimes", "faults")
 WIDTH = 140  # where the output is no terminal
 
@@ -64,17 +64,23 @@ def main() -> None:
 def _judging(command: Command) -> Command:
     """Add the options that audit and check share."""
     options = (
-        click.option("--profile", type=click.Choice(PROFILES), default="standard", show_default=True, help="How thoroughly."),
-        click.option("--check", "checks", multiple=True, metavar="ID", help="Only this check; can be repeated."),
-        click.option("--dtype", "dtypes", multiple=True, metavar="DTYPE", help="Only this dtype; can be repeated."),
-        click.option("--device", "devices", multiple=True, metavar="DEVICE", help="This device; can be repeated. Default: cpu."),
-        click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of all random inputs."),
+        *map(_option, JUDGING),
         click.option("--fail-on-warning", is_flag=True, help="Warnings count as failures."),
         click.option("--strict-ledger", is_flag=True, help="Known upstream faults that no longer show count as failures."),
     )
     for option in reversed(options):
         command = option(command)
     return command
+
+
+def _option(flag: Flag) -> Callable[[Command], Command]:
+    """A shared option as click has it; an audit is thorough unless told otherwise."""
+    given: dict[str, Any] = {"help": flag.help, "multiple": flag.many}
+    if flag.choices:
+        given |= {"type": click.Choice(flag.choices), "default": "standard", "show_default": True}
+    elif flag.number:
+        given |= {"type": click.IntRange(min=0), "default": 0}
+    return click.option(f"--{flag.name}", flag.key, metavar=flag.metavar or None, **given)
 
 
 @main.command(epilog=EXIT_CODES)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import fnmatch
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, fields
 from typing import Any, cast
 
@@ -86,24 +86,31 @@ def implementation_of(
     return made
 
 
-def norm_of(name: str, given: dict[str, Any]) -> Norm:
+def norm_of(name: str, given: dict[str, Any], spelled: Callable[[str], str] | None = None) -> Norm:
     """The norm of a name in any spelling, with its settings, which are taken out of the options given.
+
+    Parameters
+    ----------
+    name : such as rms_norm
+    given : options by key
+    spelled : how messages write a key; as an option of the command line by default
 
     Raises
     ------
     OptionError : for an unknown norm, for a setting that it lacks, and for one that it needs
     ValueError : for a setting that the norm refuses
     """
-    spelled = {_bare(known): known for known in NORMS}
-    kind = NORMS[spelled.get(_bare(name)) or one_of("norm", name, NORMS)]
+    written = spelled or _flag
+    bare = {_bare(known): known for known in NORMS}
+    kind = NORMS[bare.get(_bare(name)) or one_of("norm", name, NORMS)]
     known = {f.name: f for f in fields(cast(Any, kind))}
     settings = {key: given.pop(key) for key in _all_settings() if key in given}
     for key in settings:
         if key not in known:
-            raise OptionError(f"{kind.__name__} has no {_flag(key)}, but {', '.join(map(_flag, known))}")
+            raise OptionError(f"{kind.__name__} has no {written(key)}, but {', '.join(map(written, known))}")
     for key, field in known.items():
         if field.default is MISSING and key not in settings:
-            raise OptionError(f"{kind.__name__} needs {_flag(key)}")
+            raise OptionError(f"{kind.__name__} needs {written(key)}")
     if "normalized_shape" in settings:
         settings["normalized_shape"] = _sizes(settings["normalized_shape"])
     return kind(**settings)

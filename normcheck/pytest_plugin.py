@@ -1,0 +1,159 @@
+"""The pytest plugin: options, items and a section of the summary. It loads nothing but pytest until one of them is used."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from normcheck.flags import JUDGING
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from normcheck.audit import Audit
+    from normcheck.testing.items import Task
+
+TASK = pytest.StashKey["Task"]()
+PROJECT = "pyproject.toml"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The options, from the table that the command line has as well."""
+    group = parser.getgroup("normcheck", "normcheck: numerical audits of normalization layers")
+    group.addoption("--normcheck", action="store_true", help=f"Judge what [tool.normcheck] in {PROJECT} names.")
+    for flag in JUDGING:
+        given: dict[str, Any] = {"choices": flag.choices} if flag.choices else {"metavar": flag.metavar}
+        if flag.number:
+            given["type"] = int
+        if flag.many:
+            given["action"] = "append"
+        group.addoption(f"--normcheck-{flag.name}", dest=f"normcheck_{flag.key}", help=flag.help, **given)
+    group.addoption("--normcheck-report", metavar="DIR", help="Write a report folder at the end of the session.")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Check the options that are given, and see that the project's own items are collected."""
+    config.addinivalue_line("markers", "normcheck: a check of a normalization layer")
+    _refuse_unknown(_options(config))
+    if config.getoption("normcheck"):
+        project = config.rootpath / PROJECT
+        if not any(_covers(argument, project, config) for argument in config.args):
+            config.args.append(str(project))
+    config.pluginmanager.register(Recorder(config), "normcheck-recorder")
+
+
+def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+    """The project's own items, with ``--normcheck``."""
+    config = parent.config
+    if not config.getoption("normcheck") or file_path != config.rootpath / PROJECT:
+        return None
+    from normcheck.testing.collect import ProjectFile
+
+    return ProjectFile.of(parent, file_path, _options(config))
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Let the options take part in what `normcheck.parametrize` yields."""
+    if "normcheck.testing.items" not in sys.modules:
+        return
+    from normcheck.testing.items import Tasks
+
+    for mark in metafunc.definition.iter_markers("parametrize"):
+        for values in mark.args[1:2]:
+            if isinstance(values, Tasks):
+                values.choose(_options(metafunc.config))
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark the items that judge, so that ``-m normcheck`` selects them."""
+    task = _task(item)
+    if task is not None:
+        item.stash[TASK] = task
+        item.add_marker("normcheck")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Send the results with the report, which reaches the session that writes, from whatever process."""
+    report = yield
+    task = item.stash.get(TASK, None)
+    if task is not None and call.when == "call" and task.results:
+        report.normcheck = task.record()  # type: ignore[attr-defined]
+    return report
+
+
+class Recorder:
+    """Keeps the results of a session, and tells them at its end."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+        self.told: list[dict[str, Any]] = []
+        self.audit: Audit | None = None
+        self.written: list[Path] = []
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Keep what an item found."""
+        text = getattr(report, "normcheck", None)
+        if text is not None:
+            self.told.append(json.loads(text))
+
+    def pytest_sessionfinish(self) -> None:
+        """Write the report, also of a session that was interrupted; not in the workers of xdist, which report elsewhere."""
+        if not self.told or hasattr(self.config, "workerinput"):
+            return
+        from normcheck.testing import record
+
+        self.audit = record.audit(self.told, self.config.invocation_params.args, self.config.getoption("normcheck_seed") or 0)
+        folder = self.config.getoption("normcheck_report")
+        if folder:
+            self.written = record.write(self.audit, self.config.invocation_params.dir / folder)
+        record.tell_github(self.audit)
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Grades by implementation and dtype, warnings, expected failures that are none any more."""
+        if self.audit is None:
+            return
+        from normcheck.testing import record
+
+        terminalreporter.section("normcheck")
+        for line in record.lines(self.audit, self.told):
+            terminalreporter.write_line(line)
+        for path in self.written:
+            terminalreporter.write_line(f"Written: {path}")
+
+
+def _options(config: pytest.Config) -> dict[str, Any]:
+    """The shared options as the arguments of an audit; None for what is not given."""
+    return {flag.key: config.getoption(f"normcheck_{flag.key}") for flag in JUDGING}
+
+
+def _refuse_unknown(options: dict[str, Any]) -> None:
+    if not (options["checks"] or options["dtypes"]):
+        return
+    from normcheck.options import OptionError, checked
+
+    try:
+        checked({key: options[key] or () for key in ("checks", "dtypes", "devices")})
+    except OptionError as error:
+        raise pytest.UsageError(f"--normcheck: {error}") from None
+
+
+def _covers(argument: str, project: Path, config: pytest.Config) -> bool:
+    """Whether an argument of pytest is the project file or a folder that it is in."""
+    path = (config.invocation_params.dir / argument.partition("::")[0]).resolve()
+    return path == project or path in project.parents
+
+
+def _task(item: pytest.Item) -> Task | None:
+    if "normcheck.testing.items" not in sys.modules:
+        return None
+    from normcheck.testing.items import Task
+
+    given = getattr(getattr(item, "callspec", None), "params", {}).get("check", getattr(item, "task", None))
+    return given if isinstance(given, Task) else None

@@ -1,0 +1,76 @@
+"""A pytest session as an audit: what its items found, told in the terminal, in a report folder and on GitHub."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from normcheck import ledger, reporters
+from normcheck.audit import SCHEMA, THREADS, Audit
+from normcheck.born import born
+from normcheck.reporters import github, summary
+from normcheck.reporters.text import plain
+from normcheck.results import Result
+
+MOST = 12
+
+
+def audit(told: Sequence[Mapping[str, Any]], arguments: Iterable[str], seed: int) -> Audit:
+    """What the items of a session told, as an audit.
+
+    Parameters
+    ----------
+    told : the records of `Task.record`, in the order in which they came
+    arguments : pytest's
+    seed : of all random inputs
+    """
+    results = [Result.from_dict(result) for one in told for result in one["results"]]
+    profiles = " ".join(sorted({one["profile"] for one in told}))
+    facts = born(
+        sorted({one["framework"] for one in told}),
+        schema=SCHEMA,
+        profile=profiles,
+        seed=seed,
+        threads=THREADS,
+        command=shlex.join(["pytest", *arguments]),
+    )
+    return Audit(ledger.apply(sorted(results, key=lambda result: (result.implementation, result.dtype))), facts)
+
+
+def write(found: Audit, folder: Path) -> list[Path]:
+    """The report folder, as ``normcheck audit`` writes it."""
+    return [reporters.write(found, folder / name) for name in ("audit.json", "report.md")]
+
+
+def tell_github(found: Audit) -> None:
+    """Add to the summary of the job, where GitHub runs one."""
+    path = os.environ.get("GITHUB_STEP_SUMMARY")
+    if path:
+        with Path(path).open("a", encoding="utf-8") as stream:
+            stream.write(github.render(found))
+
+
+def lines(found: Audit, told: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The section of the terminal summary: grades, warnings, expected failures that passed, and the verdict."""
+    stale = [f"stale: {one['stale']}" for one in told if one["stale"]]
+    findings = (*summary.warnings(found), *summary.known(found))
+    shown = [_finding(one) for one in findings[:MOST]]
+    more = len(findings) - MOST
+    return [*_grades(found), *shown, *[f"and {more} more"] * (more > 0), *stale, summary.verdict(found)]
+
+
+def _grades(found: Audit) -> list[str]:
+    """Grades by implementation and dtype, as a table."""
+    dtypes = summary.dtypes(found)
+    table = [("implementation", *dtypes)]
+    table += [(plain(row.implementation), *(row.grades.get(dtype, "") for dtype in dtypes)) for row in summary.rows(found)]
+    wide = [max(map(len, column)) for column in zip(*table, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, wide, strict=True)).rstrip() for row in table]
+
+
+def _finding(finding: summary.Finding) -> str:
+    names, dtypes = ", ".join(map(plain, finding.implementations)), ", ".join(finding.dtypes)
+    return f"{finding.outcome.value}: {finding.check}: {names} ({dtypes}): {plain(finding.worst.message)}"
