@@ -163,6 +163,15 @@ def test_max_turns_at_equality() -> None:
     assert np.array_equal(below, [1 / np.nextafter(5.0, 6.0), 0.0])
 
 
+def test_a_statistic_that_vanishes_beside_eps() -> None:
+    """Statistic of 1e-200 beside elements of 1e200, eps outside: the derivative of sigma still counts, and is huge."""
+    norm = n.PartialRMSNorm(fraction=0.3, eps=1e-6, eps_placement="outside")
+    x, dy = np.array([[1e-200, 1e200, 1e200]]), np.array([[1.0, 2.0, 3.0]])
+    got = reference_grad(norm, x, dy).dx
+    # dx_0 = g_0/S - c_0 Q/(N' S^2 sigma) with c_0 = sigma = 1e-200, so Q/S^2 = 5e200 * 1e12
+    np.testing.assert_allclose(got, [[-5e212, 2e6, 3e6]], rtol=1e-13)
+
+
 @pytest.mark.parametrize("factor", [1e-320, 1e-300, 1e300])
 def test_extreme_sizes(factor: float) -> None:
     """Rows at the ends of the range have the gradient of the scaled row, divided by the scale."""

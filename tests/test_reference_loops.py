@@ -15,6 +15,7 @@ from normcheck.formats import FORMATS, Array, Format
 from normcheck.reference import certification, loops, loops_dd, places, reference, reference_grad
 from normcheck.reference.double_double import level1
 from normcheck.reference.problem import problem
+from normcheck.reference.settling import Triple
 
 NARROW = [fmt for fmt in FORMATS.values() if fmt.p < 53]
 WIDTHS = (1, 2, 3, 16, 17, 33, 100, 1000)
@@ -107,7 +108,11 @@ def test_compiled_double_double_has_the_same_bits(compiled_dd: Any, width: int) 
         w = None if weight is None else weight * np.where(weight > 1, 1e-300, 1.0)
         for norm in (n.LayerNorm(), n.RMSNorm(eps_placement="outside")):
             p = problem(x, norm.standardization, w, bias, 0.5, None, None)
-            same(level1(p, loops_dd), level1(p, compiled_dd))
+            first = level1(p, loops_dd)
+            same(first, level1(p, compiled_dd))
+            for fmt in (FORMATS["float64"], FORMATS["float16"]):
+                values = Triple(first.hi, first.lo, first.err)
+                same(loops_dd.settle_dd(values, fmt), compiled_dd.settle_dd(values, fmt))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])

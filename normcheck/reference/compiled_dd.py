@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from normcheck.formats import Array
+from normcheck.formats import Array, Format, Mask
 from normcheck.reference.arithmetic import DD, U2
 from normcheck.reference.compiled import NONE, inlined, kernel, power_below
 from normcheck.reference.loops_dd import LOST, SMALL, CentredDD, Weight, powers
+from normcheck.reference.settling import Triple, settle
 
 _SPLITTER = 2.0**27 + 1.0
 
@@ -145,3 +146,27 @@ def elements_dd(
     added = NONE if bias is None else np.ascontiguousarray(bias)
     _elements(*c, *inverse, gain, shift, *parts, powers(exponent), powers(-exponent), added, *out)
     return out
+
+
+@inlined
+def _sum64(hi, lo):
+    s, rest = _two_sum(hi, lo)
+    return s + rest if np.isfinite(s) & np.isfinite(rest) else s
+
+
+@kernel
+def _settle64(hi, lo, err, value, settled):
+    for j in range(len(hi)):
+        wide = err[j] + 1.01 * U2 * abs(hi[j])
+        value[j] = hi[j] + lo[j] if np.isfinite(hi[j]) & np.isfinite(lo[j]) else hi[j]
+        settled[j] = (_sum64(hi[j], lo[j] - wide) == _sum64(hi[j], lo[j] + wide)) & np.isfinite(wide)
+
+
+def settle_dd(values: Triple, fmt: Format) -> tuple[Array, Mask]:
+    """As `normcheck.reference.settling.settle`."""
+    if fmt.p < 53 or values.lo is None:
+        return settle(values, fmt)
+    value, settled = np.empty(values.hi.shape), np.empty(values.hi.shape, bool)
+    parts = (np.ascontiguousarray(part).ravel() for part in (values.hi, values.lo, values.err))
+    _settle64(*parts, value.ravel(), settled.ravel())
+    return value, settled

@@ -6,7 +6,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from normcheck.formats import Array
+from normcheck.formats import Array, Format, Mask
 from normcheck.norms import EpsPlacement
 from normcheck.reference import arithmetic as dd
 from normcheck.reference import loops_dd
@@ -15,6 +15,7 @@ from normcheck.reference.denominator import denominator_error
 from normcheck.reference.float64 import Values
 from normcheck.reference.loops_dd import LOST, CentredDD, Weight
 from normcheck.reference.problem import Problem
+from normcheck.reference.settling import Triple
 
 ROOT = 3.2 * U2
 ADD = 3.1 * U2
@@ -30,6 +31,9 @@ class LoopsDD(Protocol):
         self, c: DD, inverse: DD, gain: Array, shift: Array, weight: Weight | None, exponent: Array, bias: Array | None
     ) -> tuple[Array, Array, Array]:
         """Values and errors."""
+
+    def settle_dd(self, values: Triple, fmt: Format) -> tuple[Array, Mask]:
+        """The rounding test, see `settle`."""
 
 
 class ScaledMoments(NamedTuple):

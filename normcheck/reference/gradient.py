@@ -45,6 +45,7 @@ from normcheck.reference.settling import Triple
 
 _RANGE = RANGE**0.5
 _FLOOR = 2.0**-530
+_VANISHING = 2.0**-800
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,7 +177,9 @@ def _through_statistics_dd(p: Problem, m: ScaledMoments, d: Denominator, g: DD) 
     if p.standardization.center:
         mean = dd.divide_double(dd.tree_sum_dd(g), zero + width)
         g = dd.add(g, row((-mean[0], -mean[1])))
-    moves, relative_t = bend(d.spread[0], d.spread_error, d.relative, d.eps, placement, ROOT)
+    # s2 may vanish in units of S, and sigma with it
+    spread_error = np.where((m.spread[0] > 0) & (d.spread[0] < _VANISHING), np.inf, d.spread_error)
+    moves, relative_t = bend(d.spread[0], spread_error, d.relative, d.eps, placement, ROOT)
     turn = dd.square_root(d.spread) if placement == "outside" else d.scale
     q = dd.tree_sum_dd(dd.multiply(g, c))
     quotient = dd.divide_double(dd.divide(dd.multiply(q, d.inverse), turn), zero + p.divisor)

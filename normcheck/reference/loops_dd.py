@@ -6,9 +6,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from normcheck.formats import Array, Mask
+from normcheck.formats import Array, Format, Mask
 from normcheck.reference import arithmetic as dd
 from normcheck.reference.arithmetic import DD, U2
+from normcheck.reference.settling import Triple, settle
 
 LOST = 2.0**-1070
 SMALL = 2.0**-900
@@ -54,6 +55,11 @@ def elements_dd(
         hi, lo = dd.add_double((hi, lo), np.broadcast_to(bias, hi.shape))
         err = err + 2.1 * U2 * np.abs(hi)
     return hi, lo, np.where(np.isfinite(hi) & np.isfinite(lo), 1.01 * err, np.inf)
+
+
+def settle_dd(values: Triple, fmt: Format) -> tuple[Array, Mask]:
+    """The rounding test."""
+    return settle(values, fmt)
 
 
 def underflow(product: Array, nonzero: Mask) -> Array:

@@ -13,7 +13,7 @@ from normcheck.reference.double_double import LoopsDD
 from normcheck.reference.loops import Loops
 from normcheck.reference.places import Place, fastest
 from normcheck.reference.rows import Index
-from normcheck.reference.settling import Triple, settle
+from normcheck.reference.settling import Triple
 from normcheck.reference.threads import each
 
 BLOCK = 1 << 16
@@ -103,11 +103,15 @@ def climb(
 ) -> None:
     """Settle in ``out[rows]`` what float64 has left open: by IEEE rules, by double-double, by exact arithmetic."""
     mask, ieee = rungs.exceptional(work)
-    better, proved = settle(rungs.double_double(work.finite(), where.dd), fmt)
-    better = np.where(mask, fmt.round(ieee), better)
-    left = np.nonzero(~(settled | proved | mask))
-    better[left], ties = rungs.exact(work, (left[0], left[1]), fmt)
-    out[rows] = np.where(settled, out[rows], better)
-    counts["level1"] += int((~settled & ~mask).sum())
-    counts["level2"] += len(left[0])
-    counts["ties"] += ties
+    better, proved = where.dd.settle_dd(rungs.double_double(work.finite(), where.dd), fmt)
+    if mask.any():
+        better = np.where(mask, fmt.round(ieee), better)
+    known = settled | mask
+    left = ~(known | proved)
+    if left.any():
+        index = np.nonzero(left)
+        better[index], ties = rungs.exact(work, (index[0], index[1]), fmt)
+        counts["level2"] += len(index[0])
+        counts["ties"] += ties
+    out[rows] = np.where(settled, out[rows], better) if settled.any() else better
+    counts["level1"] += known.size - int(known.sum())
