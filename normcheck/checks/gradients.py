@@ -301,9 +301,12 @@ def _zeroed(context: Context, shape: tuple[int, ...], turn: int) -> tuple[Ran, R
     assert plain.inputs.weight is not None
     values = np.roll([0.0, max(1e-6, fmt.min_normal), -1.0, 1.0], -turn) - context.norm.weight_offset
     weight = fmt.round(np.resize(values, plain.inputs.weight.shape))
-    case = make_case(plain.norm, plain.contract, plain.fold, plain.rows, replace(plain.inputs, weight=weight))
-    small, usual = (gradient_case(context, one, slopes(context, one, 2)) for one in (case, plain))
-    return (small, pulled(context, small), "standard"), (usual, pulled(context, usual), "standard")
+    usual = fmt.round(np.resize([1.5, -0.75], weight.shape) - context.norm.weight_offset)
+    both = (
+        make_case(plain.norm, plain.contract, plain.fold, plain.rows, replace(plain.inputs, weight=w)) for w in (weight, usual)
+    )
+    small, large = (gradient_case(context, one, slopes(context, one, 2)) for one in both)
+    return (small, pulled(context, small), "standard"), (large, pulled(context, large), "standard")
 
 
 def _judge_zero(context: Context, run: Callable[[], tuple[Ran, Ran]], name: str) -> Result | None:
