@@ -27,9 +27,9 @@ FLOORS = (
     ("__main__",),
 )
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
-ASKED_FOR = {"strategies": {"hypothesis"}}  # a room that is entered for the sake of a package
+# rooms that are entered for the sake of a package
+ASKED_FOR = {"strategies": {"hypothesis"}, "testing": {"pytest"}, "pytest_plugin": {"pytest"}}
 REACHES_UP = {"audit": {"reporters"}}  # Audit.write, inside the function
-LOADED_BY_PYTEST = {"pytest_plugin.py", "collect.py"}
 HEAVY = {"torch", "jax", "matplotlib", "numba", "flint", "mpmath", "onnx", "onnxruntime", "transformers", "pytest", "hypothesis"}
 
 
