@@ -1,4 +1,4 @@
-"""The command line: ``normcheck audit | check | list | explain | report``."""
+"""The command line: ``normcheck audit | check | hunt | list | explain | report``."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from normcheck.audit import Audit
+    from normcheck.hunt import Hunt
     from normcheck.implementations import Implementation
 
 EXIT_CODES = """\b
@@ -73,6 +74,35 @@ def _judging(command: Command) -> Command:
     return command
 
 
+def _claiming(command: Command) -> Command:
+    """Add the argument and the options that say what a function of the user's claims to compute."""
+    options = (
+        click.argument("target"),
+        click.option("--norm", "norm_name", required=True, metavar="NORM", help="What it claims to compute, such as rms_norm."),
+        click.option("--eps", type=float, help="The norm's eps."),
+        click.option("--eps-placement", metavar="PLACEMENT", help="inside, outside, max, max_inside or none."),
+        click.option("--ddof", type=int, help="1 for the variance with Bessel's correction."),
+        click.option("--weight-offset", type=float, help="Added to the weight before it multiplies; 1 for 1 + w."),
+        click.option("--num-groups", type=int, help="Groups of a GroupNorm."),
+        click.option("--normalized-shape", metavar="N[,N...]", help="Sizes of the last dimensions that are normalized together."),
+        click.option("--fraction", type=float, help="Share of the elements that enter a partial statistic."),
+        click.option("--momentum", type=float, help="Of running statistics."),
+        click.option("--compute", metavar="DTYPE", help="Dtype of the arithmetic that is promised. Default: float32."),
+        click.option("--stats", metavar="DTYPE", help="Dtype that holds mean and variance. Default: as --compute."),
+        click.option("--cast", type=click.Choice(["once", "before_weight"]), help="When the result is rounded to its dtype."),
+        click.option("--output-dtype", metavar="DTYPE", help="x, promote, or a dtype. Default: x, the input's."),
+        click.option("--accumulation", metavar="HOW", help="tree, sequential, merge, or the height of the summation tree."),
+        click.option("--framework", default="torch", show_default=True, metavar="NAME", help="Whose arrays it takes."),
+        click.option("--argument-order", metavar="NAME[,NAME...]", help="Such as x,weight,eps. Default: the norm's, x first."),
+        click.option("--weight-dtype", metavar="DTYPE", help="Dtype of weight and bias. Default: the input's."),
+        click.option("--channel-axis", type=click.Choice(["1", "-1"]), default="1", show_default=True, help="Of the channels."),
+        click.option("--training/--evaluation", default=None, help="Which mode of a norm with running statistics is judged."),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
 def _option(flag: Flag) -> Callable[[Command], Command]:
     """A shared option as click has it; an audit is thorough unless told otherwise."""
     given: dict[str, Any] = {"help": flag.help, "multiple": flag.many}
@@ -111,26 +141,7 @@ def audit(
 
 
 @main.command(epilog=EXIT_CODES)
-@click.argument("target")
-@click.option("--norm", "norm_name", required=True, metavar="NORM", help="What it claims to compute, such as rms_norm.")
-@click.option("--eps", type=float, help="The norm's eps.")
-@click.option("--eps-placement", metavar="PLACEMENT", help="inside, outside, max, max_inside or none.")
-@click.option("--ddof", type=int, help="1 for the variance with Bessel's correction.")
-@click.option("--weight-offset", type=float, help="Added to the weight before it multiplies; 1 for 1 + w.")
-@click.option("--num-groups", type=int, help="Groups of a GroupNorm.")
-@click.option("--normalized-shape", metavar="N[,N...]", help="Sizes of the last dimensions that are normalized together.")
-@click.option("--fraction", type=float, help="Share of the elements that enter a partial statistic.")
-@click.option("--momentum", type=float, help="Of running statistics.")
-@click.option("--compute", metavar="DTYPE", help="Dtype of the arithmetic that is promised. Default: float32.")
-@click.option("--stats", metavar="DTYPE", help="Dtype that holds mean and variance. Default: as --compute.")
-@click.option("--cast", type=click.Choice(["once", "before_weight"]), help="When the result is rounded to the output's dtype.")
-@click.option("--output-dtype", metavar="DTYPE", help="x, promote, or a dtype. Default: x, the input's.")
-@click.option("--accumulation", metavar="HOW", help="tree, sequential, merge, or the height of the summation tree.")
-@click.option("--framework", default="torch", show_default=True, metavar="NAME", help="Whose arrays it takes.")
-@click.option("--argument-order", metavar="NAME[,NAME...]", help="Such as x,weight,eps. Default: what the norm has, x first.")
-@click.option("--weight-dtype", metavar="DTYPE", help="Dtype of weight and bias. Default: the input's.")
-@click.option("--channel-axis", type=click.Choice(["1", "-1"]), default="1", show_default=True, help="Where the channels are.")
-@click.option("--training/--evaluation", default=None, help="Which mode of a norm with running statistics is judged.")
+@_claiming
 @click.option("--output", type=click.Path(file_okay=False, path_type=Path), help="Write a report folder as well.")
 @_judging
 def check(target: str, output: Path | None, fail_on_warning: bool, strict_ledger: bool, **options: Any) -> None:
@@ -144,6 +155,41 @@ def check(target: str, output: Path | None, fail_on_warning: bool, strict_ledger
     plan = checked(judging)
     implementation = implementation_of(target, plan["dtypes"] or DTYPES, plan["devices"] or ("cpu",), options)
     _finish(*_run(modes(implementation), {**plan, "workers": 1}), output, fail_on_warning, strict_ledger)
+
+
+@main.command(epilog=EXIT_CODES)
+@_claiming
+@click.option("--minutes", type=click.FloatRange(min=0, min_open=True), default=1.0, show_default=True, help="When to end.")
+@click.option("--dtype", "dtypes", multiple=True, metavar="DTYPE", help="Only this dtype; can be repeated.")
+@click.option("--device", default="cpu", show_default=True, metavar="DEVICE", help="Where to call it.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of all random inputs.")
+@click.option("--corpus", "folder", type=click.Path(file_okay=False, path_type=Path), help="Default: in the user's cache.")
+@click.option("--keep-going", is_flag=True, help="Go on for the worst ratio after a counterexample was found.")
+def hunt(
+    target: str,
+    minutes: float,
+    dtypes: Sequence[str],
+    device: str,
+    seed: int,
+    folder: Path | None,
+    keep_going: bool,
+    **options: Any,
+) -> None:
+    """Search for an input on which one function of yours, TARGET, breaks its error bound.
+
+    What came closest is kept, and the next search goes on from it.
+    """
+    from normcheck.audit import DTYPES, modes
+    from normcheck.formats import FORMATS
+
+    wanted = tuple(one_of("dtype", name, FORMATS) for name in dtypes) or DTYPES
+    claims = modes(implementation_of(target, wanted, (device,), options))
+    given = {"minutes": minutes / len(claims), "seed": seed, "device": device, "keep_going": keep_going}
+    hunts = [_hunted(claim, folder, given) for claim in claims]
+    if not any(one.rows for one in hunts):
+        click.echo("Nothing was judged: no call came back.", err=True)
+        raise click.exceptions.Exit(3)
+    raise click.exceptions.Exit(1 if any(one.found for one in hunts) else 0)
 
 
 @main.command("list")
@@ -235,6 +281,24 @@ def _finish(audit: Audit | None, interrupted: bool, output: Path | None, fail_on
         click.echo("Nothing was judged: no check applies to what was chosen.", err=True)
         raise click.exceptions.Exit(3)
     raise click.exceptions.Exit(0 if audit.passed and not outcomes & counted else 1)
+
+
+def _hunted(claim: Implementation, folder: Path | None, given: dict[str, Any]) -> Hunt:
+    """One search, told as it goes on; an interrupt is passed on when the corpus is written and the outcome told."""
+    from normcheck.hunt import Corpus, corpus_path
+    from normcheck.hunt import hunt as search
+
+    path = corpus_path(claim, folder)
+    try:
+        corpus = Corpus.read(path)
+    except ValueError as error:
+        raise OptionError(str(error)) from None
+    done = search(claim, corpus=corpus, progress=lambda now: click.echo(now.line, err=True), **given)
+    click.echo(done.text)
+    click.echo(f"Corpus: {path}")
+    if done.interrupted:
+        raise KeyboardInterrupt
+    return done
 
 
 def _print_plan(implementations: Sequence[Implementation], options: dict[str, Any]) -> None:

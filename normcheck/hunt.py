@@ -124,6 +124,26 @@ class Hunt:
         """Whether there is a counterexample."""
         return self.result is not None and self.result.outcome.bad
 
+    @property
+    def line(self) -> str:
+        """How far the search has come, in one line."""
+        if self.best is None:
+            return f"{self.seconds:8.1f} s  {self.calls} calls, {self.rows} rows: no error that is measurable"
+        place = f"{self.best.dtype}, rows of {self.best.trial.width}"
+        return f"{self.seconds:8.1f} s  {self.calls} calls, {self.rows} rows: at {self.best.ratio:.3g} of the bound ({place})"
+
+    @property
+    def text(self) -> str:
+        """The outcome: the worst input, and of a counterexample all that shows it."""
+        lines = [self.line]
+        if self.best is not None:
+            lines.append(f"Worst input: {self.best.trial!r}")
+        if self.found and self.result is not None:
+            lines.append(f"Counterexample: {self.result.message}")
+            lines += ["", self.result.witness.snippet] if self.result.witness is not None else []
+        lines += [f"{count} calls raised {message}" for message, count in self.refused.items()]
+        return "\n".join(lines)
+
 
 Progress = Callable[[Hunt], None]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -16,10 +16,20 @@ from normcheck.formats import FORMATS, Array, Format
 from normcheck.regimes import REGIMES, biases, weights
 
 _KINDS = 9  # rows over which the longest cycle of a regime runs
+_HEADROOM = 1 / 8
 
 
-@dataclass(frozen=True)
-class Row:
+class _Short:
+    """Shows only what is not as usual, so that a recipe can be pasted."""
+
+    def __repr__(self) -> str:
+        given = ((f, getattr(self, f.name)) for f in fields(cast(Any, self)))
+        shown = ", ".join(f"{f.name}={value!r}" for f, value in given if value != f.default)
+        return f"{type(self).__name__}({shown})"
+
+
+@dataclass(frozen=True, repr=False)
+class Row(_Short):
     """One row: a background, scaled and shifted, with a few elements replaced.
 
     Attributes
@@ -49,7 +59,8 @@ class Row:
     def values(self, width: int, fmt: Format, compute: Format = FORMATS["float32"]) -> Array:
         """The row's values, (D,), finite and exact in the format; parameters as for `normcheck.regimes.Regime.rows`.
 
-        A row whose sum of squares would overflow the arithmetic is scaled down by a power of two.
+        A row whose sum of squares comes within an eighth of the arithmetic's exponents of overflow is scaled down by a power of
+        two: the check ``overflow`` speaks of those.
         """
         with np.errstate(over="ignore", under="ignore"):
             made = np.ldexp(self._background(width, fmt, compute), self.exponent) + self.shift
@@ -64,8 +75,8 @@ class Row:
         return np.asarray(made[self.seed % _KINDS])
 
 
-@dataclass(frozen=True)
-class Trial:
+@dataclass(frozen=True, repr=False)
+class Trial(_Short):
     """One call: its rows, its weight and its shape, for whatever norm it is tried on.
 
     Attributes
@@ -149,7 +160,7 @@ def _fitted(row: Array, compute: Format) -> Array:
         return row
     # quotients first: squares of float64 rows may overflow themselves
     size = math.log2(top) + 0.5 * math.log2(float(np.square(row / top).sum()))
-    excess = math.ceil(size - 0.5 * math.log2(compute.max) + 0.1)
+    excess = math.ceil(size - 0.5 * (1 - _HEADROOM) * compute.emax)
     return np.asarray(np.ldexp(row, -excess)) if excess > 0 else row
 
 

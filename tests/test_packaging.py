@@ -48,7 +48,7 @@ def test_core_dependencies_are_light(wheel: zipfile.ZipFile) -> None:
     """Without an extra, only the agreed packages are installed."""
     required = [line for line in _metadata(wheel).get_all("Requires-Dist", []) if "extra ==" not in line]
     names = {re.split(r"[^A-Za-z0-9_-]", line)[0].replace("-", "_") for line in required}
-    assert names == {"click", "jinja2", "joblib", "ml_dtypes", "numpy", "packaging", "rich", "scipy"}
+    assert names == {"click", "jinja2", "joblib", "ml_dtypes", "numpy", "packaging", "platformdirs", "rich", "scipy"}
 
 
 def test_version_is_said_once(wheel: zipfile.ZipFile) -> None:
