@@ -1,0 +1,340 @@
+"""Consistency: the same call made in other ways, each judged against the certified value and not against the others."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any, cast
+
+from normcheck.checks.base import Context, guarded, register
+from normcheck.checks.batches import Batch, batch, evaluation_case, judged, some_shape
+from normcheck.checks.cases import Case, make_case, numerics, with_statistics
+from normcheck.checks.gradient_cases import GradientCase, gradient_case, pulled, slopes
+from normcheck.checks.gradient_cases import held as gradient_held
+from normcheck.checks.verdicts import held, needs_sound_ordinary_rows
+from normcheck.implementations import CallError, Implementation, call
+from normcheck.implementations.calls import Around
+from normcheck.implementations.gradients import Gradients, differentiable
+from normcheck.implementations.ways import compiled, exported, under_inference_mode, vmapped
+from normcheck.results import Outcome, Result
+
+_REGIMES = {
+    "quick": ("standard", "sparse-deviation"),
+    "standard": ("standard", "large-mean", "sparse-deviation", "outlier", "tiny"),
+}
+_CUTS = (13, 14, 20)
+
+
+def _needs_torch(context: Context) -> str:
+    return "" if context.implementation.framework == "torch" else f"no such way of calling {context.implementation.framework}"
+
+
+def _needs_deep(context: Context) -> str:
+    return _needs_torch(context) or ("" if context.profile == "deep" else "compiled in the profile deep only")
+
+
+def _needs_variants(context: Context) -> str:
+    return "" if context.implementation.variants else "no other forms are given: give variants="
+
+
+def _needs_workers(context: Context) -> str:
+    if context.implementation.workers is None:
+        return "no split over workers is given: give workers="
+    return "" if context.own_statistics else "statistics are given: nothing is pooled"
+
+
+@register("inference-mode", applies=_needs_torch)
+def inference_mode(context: Context) -> Iterator[Result]:
+    """Under ``torch.inference_mode`` the result is as right as without it.
+
+    Statement
+    ---------
+    y lies within the bound of ``accuracy`` where no graph is recorded and inference mode is on.
+
+    Why it matters
+    --------------
+    Libraries switch to other kernels where no gradient is needed: that is what production runs and tests do not.
+
+    Holds for
+    ---------
+    torch code.
+
+    Tolerance
+    ---------
+    The bound of ``accuracy``. Bits may differ from those of another mode.
+
+    Known exceptions
+    ----------------
+    Where ordinary calls are wrong already the check is skipped.
+
+    References
+    ----------
+    Kind K28 of the catalogue of faults.
+    """
+    yield from _each(context, "inference-mode", under_inference_mode, ", inference_mode")
+
+
+@register("vmap", applies=_needs_torch)
+def vmap(context: Context) -> Iterator[Result]:
+    """Under ``torch.vmap`` each slice is normalized by itself.
+
+    Statement
+    ---------
+    vmap over a stack of 4*x, x and x backwards gives for x what a call on x gives, within the bound of ``accuracy``.
+
+    Why it matters
+    --------------
+    Per-sample gradients and ensembles rely on it. A batching rule that folds the new dimension into the wrong one mixes samples.
+
+    Holds for
+    ---------
+    torch code that vmap can transform.
+
+    Tolerance
+    ---------
+    The bound of ``accuracy``.
+
+    Known exceptions
+    ----------------
+    Code that refuses, such as a BatchNorm that writes statistics in place, is skipped with what it raised.
+
+    References
+    ----------
+    Kinds K24 and K28 of the catalogue of faults: pytorch/functorch#534.
+    """
+    yield from _each(context, "vmap", vmapped, ", vmap", refusal=True)
+
+
+@register("other-forms", applies=_needs_variants)
+def other_forms(context: Context) -> Iterator[Result]:
+    """Every other form of the code is as right as the first.
+
+    Statement
+    ---------
+    For each of ``variants``, such as a compiled or an exported graph of the same norm, y lies within the bound of ``accuracy``.
+
+    Why it matters
+    --------------
+    A compiler may take another reduction, drop an attribute or leave a rounding out; two forms that are compared with each other
+    do not tell which is wrong, or that both are.
+
+    Holds for
+    ---------
+    Implementations with ``variants=``.
+
+    Tolerance
+    ---------
+    The bound of ``accuracy`` for each form by itself.
+
+    Known exceptions
+    ----------------
+    None.
+
+    References
+    ----------
+    Kind K28 of the catalogue of faults: pytorch/pytorch#143182.
+    """
+    for name, variant in context.implementation.variants.items():
+        yield from _each(context, "other-forms", _instead(variant), f", {name}")
+
+
+@register("compiled", applies=_needs_deep)
+def compiled_call(context: Context) -> Iterator[Result]:
+    """Compiled by ``torch.compile`` the result is as right as without.
+
+    Statement
+    ---------
+    y of the compiled call lies within the bound of ``accuracy``.
+
+    Why it matters
+    --------------
+    Decompositions take other reductions than eager kernels: over ten million elements one lost three digits.
+
+    Holds for
+    ---------
+    torch code; in the profile ``deep``.
+
+    Tolerance
+    ---------
+    The bound of ``accuracy``.
+
+    Known exceptions
+    ----------------
+    Code that the compiler refuses is skipped with what it raised.
+
+    References
+    ----------
+    Kind K28 of the catalogue of faults: pytorch/pytorch#143182, #168126.
+    """
+    yield from _each(context, "compiled", compiled, ", torch.compile", refusal=True)
+
+
+@register("exported", applies=_needs_deep)
+def exported_call(context: Context) -> Iterator[Result]:
+    """Exported by ``torch.export`` the result is as right as without.
+
+    Statement
+    ---------
+    y of the exported program lies within the bound of ``accuracy``.
+
+    Why it matters
+    --------------
+    The graph that is exported is what runs in production; attributes such as eps and momentum are lost on the way.
+
+    Holds for
+    ---------
+    torch code; in the profile ``deep``.
+
+    Tolerance
+    ---------
+    The bound of ``accuracy``.
+
+    Known exceptions
+    ----------------
+    Code that cannot be exported is skipped with what it raised.
+
+    References
+    ----------
+    Kind K28 of the catalogue of faults: pytorch/pytorch#18525.
+    """
+    yield from _each(context, "exported", exported, ", torch.export", refusal=True)
+
+
+@register("worker-split", applies=_needs_workers)
+def worker_split(context: Context) -> Iterator[Result]:
+    """A batch spread over workers gives what the whole batch gives.
+
+    Statement
+    ---------
+    Cut unevenly along the first axis (13, 1, 6 and the rest of the samples), the shards' outputs are those of the unsplit batch.
+    So are the running statistics on every worker, and the gradients: dx of each shard, and dweight and dbias summed over workers.
+
+    Why it matters
+    --------------
+    The mean of means is the mean only for equal shards, and the mean of variances never is the variance. A worker that keeps the
+    gradient of its own samples, or averages where it should add, trains with another step size.
+
+    Holds for
+    ---------
+    Implementations with ``workers=``: BatchNorm synchronized over workers, and norms over elements whose tokens are split.
+
+    Tolerance
+    ---------
+    The bounds of ``accuracy``, ``running-update``, ``input-gradient`` and ``parameter-gradients`` for the unsplit batch. In 16
+    bit each worker rounds its part of a gradient to storage before the parts are added, so that gradients are judged in float32.
+
+    Known exceptions
+    ----------------
+    None.
+
+    References
+    ----------
+    Kinds K23 and K26: pytorch/pytorch#22192, #36382, NVIDIA/Megatron-LM#1446.
+    """
+    joined = _joined(context.implementation)
+    given = _given(context)
+    yield from guarded(context, "worker-split", _forward, joined, given, regime="standard")
+    if context.norm.has_running:
+        for worker in range(len(_CUTS) + 1):
+            yield from guarded(context, "worker-split", _statistics, given, worker, regime="standard")
+    if context.x_format.p >= 24 and not differentiable(joined):
+        yield from _gradients(replace(context, implementation=joined), given)
+
+
+def _each(context: Context, check: str, around: Around, how: str, refusal: bool = False) -> Iterator[Result]:
+    for regime in _REGIMES.get(context.profile, _REGIMES["standard"]):
+        results = list(guarded(context, check, _made, check, regime, around, how, refusal, regime=regime))
+        yield from results
+        if any(result.outcome is not Outcome.PASSED for result in results):
+            # one regime that fails or is refused says it all
+            return
+
+
+def _made(context: Context, check: str, regime: str, around: Around, how: str, refusal: bool) -> Result:
+    needs_sound_ordinary_rows(context)
+    width = next((w for w in context.widths if w >= 64), context.widths[-1])
+    case = context.case(regime, context.shape(8, width))
+    try:
+        output = call(context.implementation, case.inputs, around)
+    except CallError as error:
+        if not refusal:
+            raise
+        return context.result(check, Outcome.SKIPPED, f"refused: {error}", regime=regime)
+    if output.y.shape != tuple(case.fold.shape) or output.dtype != case.out_format.name:
+        text = f"{output.dtype}{list(output.y.shape)} comes back, but should be {case.out_format.name}{list(case.fold.shape)}"
+        return context.result(check, Outcome.FAILED, f"{text} [x: {context.dtype}{how}]", regime=regime)
+    return held(context, check, case, case.fold.fold(output.y), how, regime=regime)
+
+
+def _instead(variant: Callable[..., Any]) -> Around:
+    return lambda function, passed: variant(*passed)
+
+
+def _given(context: Context) -> Batch:
+    """A batch of 24 samples or more; its statistics before the step are away from 0 and 1."""
+    if context.norm.has_running:
+        return batch(context, some_shape(context, 24))
+    shape = context.shape(24, next((w for w in context.widths if w >= 16), context.widths[-1]))
+    case = context.case("standard", shape)
+    return Batch(case.inputs, case.rows, context.parameter_format)
+
+
+def _case(context: Context, given: Batch) -> Case:
+    if context.norm.has_running:
+        return replace(evaluation_case(context, given.inputs), inputs=given.inputs)
+    fold = context.norm.fold(given.inputs.x.shape, context.implementation.channel_axis)
+    inputs = with_statistics(given.inputs, context.norm, fold, given.rows)
+    return make_case(context.norm, numerics(context.implementation.contract), fold, given.rows, inputs)
+
+
+def _joined(implementation: Implementation, worker: int = 0) -> Implementation:
+    """The workers as one call on the whole batch, with the running statistics of one of them."""
+    running = ("running_mean", "running_var", "momentum") if implementation.norm.has_running else ()
+    parameters = ("weight", "bias") if implementation.norm.has_bias else ("weight",)
+    workers = cast("Callable[..., Any]", implementation.workers)
+    place = {"jax": "jax.numpy"}.get(implementation.framework, implementation.framework)
+
+    def joined(x: Any, *rest: Any) -> Any:
+        cuts = [c for c in _CUTS if c < len(x)]
+        shards = [x[a:b] for a, b in zip([0, *cuts], [*cuts, len(x)], strict=True)]
+        returned = workers(shards, *rest)
+        concatenate = importlib.import_module(place).concatenate
+        if not running:
+            return concatenate(list(returned))
+        parts, means, variances = returned
+        return concatenate(list(parts)), means[min(worker, len(means) - 1)], variances[min(worker, len(variances) - 1)]
+
+    plain: dict[str, Any] = {"make": None, "module": None, "returns": None, "mutates": (), "training": None}
+    return replace(implementation, call=joined, arguments=("x", *parameters, *running), **plain)
+
+
+def _forward(context: Context, joined: Implementation, given: Batch) -> Result:
+    case = _case(context, given)
+    output = call(joined, case.inputs)
+    return held(context, "worker-split", case, case.fold.fold(output.y), f", split at {_CUTS}", regime="standard")
+
+
+def _statistics(context: Context, given: Batch, worker: int) -> Result:
+    output = call(_joined(context.implementation, worker), given.inputs)
+    momentum = getattr(context.norm, "momentum", None)
+    result = judged(context, "worker-split", given, (output.running_mean, output.running_var), momentum)
+    return replace(result, message=f"worker {worker}: {result.message}" if result.message else "", witness=None)
+
+
+def _gradients(context: Context, given: Batch) -> Iterator[Result]:
+    """dx, dweight and dbias of the joined call."""
+    case = _case(context, given)
+    gradient = gradient_case(context, case, slopes(context, case))
+    try:
+        found = pulled(context, gradient)
+    except CallError as error:
+        yield context.result("worker-split", Outcome.BROKEN, f"call raised {error}", regime="standard")
+        return
+    for name in gradient.differentiated:
+        note = f"split at {_CUTS}"
+        yield from guarded(context, "worker-split", _held, gradient, name, found, note, regime="standard")
+
+
+def _held(context: Context, gradient: GradientCase, name: str, found: Gradients, note: str) -> Result:
+    return gradient_held(context, "worker-split", gradient, name, gradient.rows_of(found, name), note, regime="standard")
