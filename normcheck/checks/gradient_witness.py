@@ -7,6 +7,7 @@ import numpy as np
 from normcheck.checks.base import Context, FormError
 from normcheck.checks.cases import make_case
 from normcheck.checks.gradient_cases import NAMES, GradientCase, gradient_case, pulled
+from normcheck.checks.witness import missed
 from normcheck.formats import Array
 from normcheck.implementations import CallError
 from normcheck.implementations.snippets import gradient_snippet
@@ -75,6 +76,7 @@ def _written(context: Context, gradient: GradientCase, name: str, output: Array,
         expected,
         dtype=case.out_format.name,
         layout=gradient.layout,
+        tolerance=missed(float(output[at]), expected, float(gradient.judge(name, output, "sequential").tolerance[at])),
     )
     row = gradient.case.rows[at[0] if name in ("x", "residual") else 0]
     shown = ", ".join(float(value).hex() for value in row[:8])

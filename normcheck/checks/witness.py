@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -158,12 +159,14 @@ def _written(context: Context, case: Case, output: Array, at: Position, expressi
     position[at] = True
     index = tuple(int(i) for i in np.argwhere(case.fold.unfold(position))[0])
     expected = float(case.exact[at])
+    bound = float(case.reach(pass_class(context))[at] + case.rounding(output)[at])
     return Witness(
         snippet=snippet(
             context.implementation,
             case.inputs,
             index=index,
             expected=expected,
+            tolerance=missed(float(output[at]), expected, bound),
             expressions={"x": expression} if expression else None,
         ),
         inputs=expression or _literal(case.rows[at[0]]),
@@ -171,6 +174,14 @@ def _written(context: Context, case: Case, output: Array, at: Position, expressi
         got=float(output[at]).hex(),
         expected=expected.hex(),
     )
+
+
+def missed(got: float, expected: float, bound: float) -> float:
+    """A tolerance that a failing element misses: the bound, or the largest that it misses where another property failed."""
+    error = abs(got - expected)
+    if math.isfinite(bound) and not error <= bound:
+        return bound
+    return math.nextafter(error, 0.0) if error > 0 else 0.0
 
 
 def _literal(row: Array) -> str:

@@ -26,15 +26,17 @@ def snippet(
     *,
     index: tuple[int, ...] | None = None,
     expected: float | None = None,
+    tolerance: float | None = None,
     expressions: Mapping[str, str] | None = None,
 ) -> str:
-    """Python source that makes one call again and prints what came and what should have come.
+    """Python source that makes one call again, prints what came and what should have come, and fails if they are too far apart.
 
     Parameters
     ----------
     implementation, inputs : as for `call`
     index : of the element of y that is printed; None prints shape, dtype and all of y
     expected : its certified value
+    tolerance : how far from it the element may be; without it nothing is asserted
     expressions : numpy expressions, by input name, that make the float64 array of that input in its shape, such as
         ``{"x": "np.random.default_rng(0).integers(-9, 9, (4, 256)) / 8"}``; other arrays are written as literals where at most
         40 of them are needed, else packed as text, exactly in either case
@@ -46,7 +48,7 @@ def snippet(
     for name, array in present.items():
         lines += _array(framework, inputs, name, array, (expressions or {}).get(name))
     lines += _call(implementation, framework, inputs, present, function)
-    lines += _prints(framework, index, expected)
+    lines += _prints(framework, index, expected, tolerance)
     return "\n".join([*_imports(lines), *imported, *lines]) + "\n"
 
 
@@ -60,14 +62,15 @@ def gradient_snippet(
     *,
     dtype: str,
     layout: str = "contiguous",
+    tolerance: float | None = None,
 ) -> str:
-    """Python source that runs one backward pass again and prints an element of a gradient and what it should be.
+    """Python source that runs one backward pass again, as `snippet` does for a call, and looks at an element of a gradient.
 
     Parameters
     ----------
     implementation, inputs, dy, dtype, layout : as for `normcheck.implementations.backward`
     name : of the input whose gradient is shown
-    index, expected : of the element, and its certified value
+    index, expected, tolerance : of the element, its certified value, and how far from it it may be
     """
     framework = frameworks()[implementation.framework]
     present = {key: getattr(inputs, key) for key in ARRAYS if getattr(inputs, key) is not None}
@@ -92,8 +95,7 @@ def gradient_snippet(
         at = next(i for i, line in enumerate(called) if line.startswith("y = "))
         lines += [*called[:at], f"{leaf}.requires_grad_()", *called[at:], "y.backward(dy)"]
         shown = f"{leaf}.grad"
-    lines += [f"got = float({framework.snippet_value(f'{shown}[{place}]')})", 'print("got     ", got.hex(), got)']
-    lines.append(f'print("expected {float(expected).hex()} {float(expected)!r}")')
+    lines += _compared(framework, f"{shown}[{place}]", expected, tolerance)
     return "\n".join([*_imports(lines), *imported, *lines]) + "\n"
 
 
@@ -205,13 +207,20 @@ def _importable(function: Any) -> str:
     return "" if module in (None, "__main__") or "<" in name else f"{module}:{name}"
 
 
-def _prints(framework: Framework, index: tuple[int, ...] | None, expected: float | None) -> list[str]:
+def _prints(framework: Framework, index: tuple[int, ...] | None, expected: float | None, tolerance: float | None) -> list[str]:
     if index is None:
         return ["print(tuple(y.shape), y.dtype)", "print(y)"]
     place = ", ".join(str(int(i)) for i in index)
-    lines = [f"got = float({framework.snippet_value(f'y[{place}]')})", 'print("got     ", got.hex(), got)']
+    return _compared(framework, f"y[{place}]", expected, tolerance)
+
+
+def _compared(framework: Framework, element: str, expected: float | None, tolerance: float | None) -> list[str]:
+    """Lines that print an element and what it should be, and fail where they are too far apart."""
+    lines = [f"got = float({framework.snippet_value(element)})", 'print("got     ", got.hex(), got)']
     if expected is not None:
         lines.append(f'print("expected {float(expected).hex()} {float(expected)!r}")')
+    if expected is not None and tolerance is not None and np.isfinite([expected, tolerance]).all():
+        lines.append(f"assert abs(got - {float(expected)!r}) <= {float(tolerance)!r}")
     return lines
 
 
