@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from normcheck.contract import Contract
 from normcheck.faults.catalogue import ALL, HALF, fault
-from normcheck.faults.parts import LAYER_NORM, RMS_NORM, Tensor, centred, finish, finish_channels, mean, mean_square
+from normcheck.faults.parts import (
+    LAYER_NORM,
+    RMS_NORM,
+    Tensor,
+    centred,
+    finish,
+    finish_channels,
+    grouped,
+    mean,
+    mean_square,
+)
 from normcheck.norms import BatchNorm, GroupNorm, L2Norm
 
 
@@ -71,7 +81,7 @@ def count_in_the_input_dtype(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 @fault("K02", "pytorch/executorch#16727", norm=GroupNorm(2), dtypes=HALF)
 def group_norm_summed_in_the_input_dtype(x: Tensor, weight: Tensor, bias: Tensor, num_groups: int, eps: float) -> Tensor:
     """The sums of a group are held in the input's dtype."""
-    groups = x.reshape(x.shape[0], num_groups, -1)
+    groups = grouped(x, num_groups)
     count = groups.shape[-1]
     c = groups.float() - _halves(groups).float() / count
     variance = _halves((c * c).to(x.dtype)).float() / count

@@ -15,6 +15,7 @@ from normcheck.faults.parts import (
     centred,
     finish,
     finish_channels,
+    grouped,
     mean,
     mean_square,
     per_channel,
@@ -65,9 +66,9 @@ def llama(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return n if weight is None else weight * n
 
 
-@sound_norm(RMS_NORM, dtypes=HALF, contract=_PROMOTED, warns=_OVERFLOW)
+@sound_norm(RMS_NORM, dtypes=HALF, contract=_BEFORE_WEIGHT, warns=("overflow", "input-gradient"))
 def t5(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """As Llama; the input meets the reciprocal root in its own dtype, promoted, and is rounded to the weight's."""
+    """As Llama, but the input is widened twice, so that autograd adds two parts of its gradient in 16 bits."""
     n = x * (mean(widened(x) ** 2) + eps).rsqrt()
     return n.to(x.dtype) if weight is None else weight * n.to(weight.dtype)
 
@@ -156,7 +157,7 @@ def folded_evaluation(x: Tensor, weight: Tensor, bias: Tensor, running_mean: Ten
 @sound_norm(GroupNorm(2), warns=_OVERFLOW)
 def group_norm_in_two_passes(x: Tensor, weight: Tensor, bias: Tensor, num_groups: int, eps: float) -> Tensor:
     """Each half of the channels on its own."""
-    c, variance = centred(x.reshape(x.shape[0], num_groups, -1))
+    c, variance = centred(grouped(x, num_groups))
     return finish_channels(x, (c * (variance + eps).rsqrt()).reshape(x.shape), weight, bias)
 
 

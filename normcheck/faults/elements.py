@@ -5,7 +5,18 @@ from __future__ import annotations
 import math
 
 from normcheck.faults.catalogue import fault
-from normcheck.faults.parts import LAYER_NORM, RMS_NORM, Tensor, centred, finish, finish_channels, mean, mean_square, per_channel
+from normcheck.faults.parts import (
+    LAYER_NORM,
+    RMS_NORM,
+    Tensor,
+    centred,
+    finish,
+    finish_channels,
+    grouped,
+    mean,
+    mean_square,
+    per_channel,
+)
 from normcheck.norms import BatchNorm, GroupNorm, InstanceNorm, L2Norm
 
 
@@ -115,14 +126,14 @@ def last_of_an_odd_row_counted_twice(x: Tensor, weight: Tensor, eps: float) -> T
 @fault("K19", "tensorflow/addons#751", "keras-team/tf-keras#308", norm=GroupNorm(2), channel_axis=-1)
 def channels_last_groups_without_a_transpose(x: Tensor, weight: Tensor, bias: Tensor, num_groups: int, eps: float) -> Tensor:
     """Channels-last input is cut into groups as if the channels came first: a group is a strip of space."""
-    c, variance = centred(x.reshape(x.shape[0], num_groups, -1))
+    c, variance = centred(grouped(x, num_groups))
     return finish(x, (c * (variance + eps).rsqrt()).reshape(x.shape), weight, bias)
 
 
 @fault("K19", "onnx/onnx#5466", norm=GroupNorm(2))
 def one_weight_per_group(x: Tensor, weight: Tensor, bias: Tensor, num_groups: int, eps: float) -> Tensor:
     """Weight and bias of a group's first channel serve the whole group."""
-    c, variance = centred(x.reshape(x.shape[0], num_groups, -1))
+    c, variance = centred(grouped(x, num_groups))
     size = x.shape[1] // num_groups
     first = [None if v is None else v[::size].repeat_interleave(size) for v in (weight, bias)]
     return finish_channels(x, (c * (variance + eps).rsqrt()).reshape(x.shape), *first)
@@ -131,15 +142,15 @@ def one_weight_per_group(x: Tensor, weight: Tensor, bias: Tensor, num_groups: in
 @fault("K19", "osaurus-ai/vmlx-swift#188", norm=GroupNorm(2))
 def groups_ignored(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """All channels form one group."""
-    c, variance = centred(x.reshape(x.shape[0], -1))
+    c, variance = centred(grouped(x))
     return finish_channels(x, (c * (variance + eps).rsqrt()).reshape(x.shape), weight, bias)
 
 
 @fault("K19", "after state-spaces/mamba#951", norm=GroupNorm(2))
 def interleaved_groups(x: Tensor, weight: Tensor, bias: Tensor, num_groups: int, eps: float) -> Tensor:
     """Every second channel belongs to a group, not every half of them."""
-    apart = x.reshape(x.shape[0], x.shape[1] // num_groups, num_groups, -1).transpose(1, 2)
-    c, variance = centred(apart.reshape(x.shape[0], num_groups, -1))
+    apart = x.reshape(*x.shape[:1], x.shape[1] // num_groups, num_groups, x.shape[2:].numel()).transpose(1, 2)
+    c, variance = centred(grouped(apart, num_groups))
     n = (c * (variance + eps).rsqrt()).reshape(apart.shape).transpose(1, 2)
     return finish_channels(x, n.reshape(x.shape), weight, bias)
 
@@ -155,7 +166,7 @@ def batch_norm_over_the_batch_only(x: Tensor, weight: Tensor, bias: Tensor, eps:
 @fault("K19", "after tensorflow/addons#2143", norm=InstanceNorm())
 def instance_norm_over_channels(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """The channels of a sample share their statistics."""
-    c, variance = centred(x.reshape(x.shape[0], -1))
+    c, variance = centred(grouped(x))
     return finish_channels(x, (c * (variance + eps).rsqrt()).reshape(x.shape), weight, bias)
 
 

@@ -3,7 +3,18 @@
 from __future__ import annotations
 
 from normcheck.faults.catalogue import ALL, HALF, fault
-from normcheck.faults.parts import LAYER_NORM, RMS_NORM, Tensor, centred, finish, finish_channels, mean, mean_square, per_channel
+from normcheck.faults.parts import (
+    LAYER_NORM,
+    RMS_NORM,
+    Tensor,
+    centred,
+    finish,
+    finish_channels,
+    grouped,
+    mean,
+    mean_square,
+    per_channel,
+)
 from normcheck.norms import BatchNorm, GroupNorm, InstanceNorm, L2Norm, LayerNorm, RMSNorm
 
 _PLACED = ("accuracy", "epsilon-placement")
@@ -96,7 +107,7 @@ def eps_on_the_count(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 @fault("K05", "taokong/group_normalization#1", norm=GroupNorm(2), expected=_PLACED)
 def group_norm_plus_eps(x: Tensor, weight: Tensor, bias: Tensor, num_groups: int, eps: float) -> Tensor:
     """The denominator of a group is sigma + eps."""
-    c, variance = centred(x.reshape(x.shape[0], num_groups, -1))
+    c, variance = centred(grouped(x, num_groups))
     return finish_channels(x, (c / (variance.sqrt() + eps)).reshape(x.shape), weight, bias)
 
 

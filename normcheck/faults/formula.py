@@ -3,7 +3,18 @@
 from __future__ import annotations
 
 from normcheck.faults.catalogue import fault
-from normcheck.faults.parts import LAYER_NORM, RMS_NORM, Tensor, affine, centred, finish, finish_channels, mean, mean_square
+from normcheck.faults.parts import (
+    LAYER_NORM,
+    RMS_NORM,
+    Tensor,
+    affine,
+    centred,
+    finish,
+    finish_channels,
+    grouped,
+    mean,
+    mean_square,
+)
 from normcheck.norms import BatchNorm, GroupNorm, InstanceNorm, PartialRMSNorm, ScaleNorm
 
 
@@ -129,7 +140,7 @@ def batch_norm_by_the_unbiased_variance(x: Tensor, weight: Tensor, bias: Tensor,
 @fault("K09", "after ml-explore/mlx#3817", norm=GroupNorm(2))
 def group_norm_by_the_unbiased_variance(x: Tensor, weight: Tensor, bias: Tensor, num_groups: int, eps: float) -> Tensor:
     """The variance of a group is divided by its size less 1."""
-    groups = x.float().reshape(x.shape[0], num_groups, -1)
+    groups = grouped(x.float(), num_groups)
     n = (groups - mean(groups)) * (groups.var(-1, keepdim=True) + eps).rsqrt()
     return finish_channels(x, n.reshape(x.shape), weight, bias)
 

@@ -3,7 +3,17 @@
 from __future__ import annotations
 
 from normcheck.faults.catalogue import fault
-from normcheck.faults.parts import LAYER_NORM, RMS_NORM, Tensor, centred, finish, finish_channels, mean, mean_square
+from normcheck.faults.parts import (
+    LAYER_NORM,
+    RMS_NORM,
+    Tensor,
+    centred,
+    finish,
+    finish_channels,
+    grouped,
+    mean,
+    mean_square,
+)
 from normcheck.norms import BatchNorm, GroupNorm
 
 _STRIDED = ("contiguous", "transposed")
@@ -33,7 +43,7 @@ def one_element_is_passed_through(x: Tensor, weight: Tensor, bias: Tensor, eps: 
 @fault("K11", "after FluxML/Flux.jl#2716", norm=GroupNorm(2))
 def one_channel_per_group_is_passed_through(x: Tensor, weight: Tensor, bias: Tensor, num_groups: int, eps: float) -> Tensor:
     """Groups of one channel are taken to need no statistics."""
-    c, variance = centred(x.reshape(x.shape[0], num_groups, -1))
+    c, variance = centred(grouped(x, num_groups))
     n = (c * (variance + eps).rsqrt()).reshape(x.shape)
     return finish_channels(x, x.float() if x.shape[1] == num_groups else n, weight, bias)
 
@@ -55,7 +65,7 @@ def stride_used_in_one_pass_only(x: Tensor, weight: Tensor, eps: float) -> Tenso
 @fault("K18", "after pytorch/pytorch#51102", norm=GroupNorm(2), layouts=_IMAGES)
 def single_pass_where_channels_come_last(x: Tensor, weight: Tensor, bias: Tensor, num_groups: int, eps: float) -> Tensor:
     """The kernel for channels-last memory takes the variance in one pass, the other one does not."""
-    groups = x.float().reshape(x.shape[0], num_groups, -1)
+    groups = grouped(x.float(), num_groups)
     c, variance = centred(groups)
     if not x.is_contiguous():
         variance = (mean(groups * groups) - mean(groups) ** 2).clamp(min=0)

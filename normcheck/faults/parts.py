@@ -47,6 +47,11 @@ def finish(x: Tensor, n: Tensor, weight: Tensor | None, bias: Tensor | None = No
     return affine(n, weight, bias).to(x.dtype)
 
 
+def grouped(x: Tensor, num_groups: int = 1) -> Tensor:
+    """x of shape (N, C, ...) as rows (N, groups, elements of a group), also where N is 0."""
+    return x.reshape(x.shape[0], num_groups, x.shape[1:].numel() // num_groups)
+
+
 def per_channel(values: Tensor, x: Tensor) -> Tensor:
     """One value per channel, shaped to meet x of shape (N, C, ...)."""
     return values.reshape(1, -1, *[1] * (x.dim() - 2))

@@ -44,7 +44,7 @@ def lanes(x: Values, count: int, most: int = 32) -> Values:
     for start in range(0, x.shape[-1], span):
         block = x[..., start : start + span]
         whole = block.shape[-1] // count * count
-        stacked = block[..., :whole].reshape(*block.shape[:-1], -1, count)
+        stacked = block[..., :whole].reshape(*block.shape[:-1], whole // count, count)
         partial = np.add.accumulate(stacked, axis=-2)[..., -1, :] if whole else block[..., :0]
         rest = block[..., whole:]
         short = rest.shape[-1]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from normcheck.faults.catalogue import HALF, fault
-from normcheck.faults.parts import LAYER_NORM, Tensor, finish, finish_channels, mean
+from normcheck.faults.parts import LAYER_NORM, Tensor, finish, finish_channels, grouped, mean
 from normcheck.norms import BatchNorm, GroupNorm, InstanceNorm
 
 _FOUND = ("accuracy", "shift-invariance")
@@ -87,7 +87,7 @@ def single_pass_instance_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: floa
 @fault("K01", "after google/flax#1491", norm=GroupNorm(2), expected=_FOUND)
 def single_pass_group_norm(x: Tensor, weight: Tensor, bias: Tensor, num_groups: int, eps: float) -> Tensor:
     """Statistics of each group in one pass, the variance clamped at 0."""
-    groups = x.float().reshape(x.shape[0], num_groups, -1)
+    groups = grouped(x.float(), num_groups)
     m = mean(groups)
     n = (groups - m) * ((mean(groups * groups) - m * m).clamp(min=0) + eps).rsqrt()
     return finish_channels(x, n.reshape(x.shape), weight, bias)
