@@ -66,7 +66,7 @@ def llama(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return n if weight is None else weight * n
 
 
-@sound_norm(RMS_NORM, dtypes=HALF, contract=_BEFORE_WEIGHT, warns=("overflow", "input-gradient"))
+@sound_norm(RMS_NORM, dtypes=HALF, contract=_PROMOTED, warns=("overflow", "input-gradient"))
 def t5(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """As Llama, but the input is widened twice, so that autograd adds two parts of its gradient in 16 bits."""
     n = x * (mean(widened(x) ** 2) + eps).rsqrt()
