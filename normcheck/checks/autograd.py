@@ -299,7 +299,10 @@ def double_backward(context: Context) -> Iterator[Result]:
                 (refused if result.outcome is Outcome.SKIPPED else results).append(result)
     yield from results
     # who refuses all second derivatives may; who has some and raises for others has forgotten these
-    yield from (replace(result, outcome=Outcome.FAILED) for result in refused) if results else refused[:1]
+    if results:
+        yield from (replace(result, outcome=Outcome.FAILED) for result in refused)
+    elif refused:
+        yield replace(refused[0], message=f"second derivatives are refused: {refused[0].message}")
 
 
 def _double(context: Context, shape: tuple[int, ...], absent: tuple[str, ...], name: str) -> Result:
@@ -315,7 +318,7 @@ def _double(context: Context, shape: tuple[int, ...], absent: tuple[str, ...], n
         found = backward_twice(context.implementation, case.inputs, dy, along, dtype=dtype)
     except CallError as error:
         without = "".join(f", {name}=None" for name in absent)
-        text = f"derivative of {NAMES[name]} raised {error}, but should have a value [{describe(case)}{without}]"
+        text = f"derivative of {NAMES[name]}={error}, but should be an array [{describe(case)}{without}]"
         return context.result("double-backward", Outcome.SKIPPED, text, **where)
     return _second_verdict(context, gradient, found, along, where)
 
