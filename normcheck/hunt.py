@@ -206,6 +206,7 @@ class _Search:
         self.keep_going = keep_going
         self.progress = progress
         self.hunt = Hunt()
+        self.waiting: list[Find] = []
 
     def run(self, seconds: float, rng: np.random.Generator) -> None:
         """Try trials until the time is over, a counterexample is found, or Ctrl-C."""
@@ -217,18 +218,23 @@ class _Search:
                 self.hunt.seconds = now - started
                 if self.hunt.seconds > seconds or (self.hunt.found and not self.keep_going):
                     break
-                if now - saved > _SAVED_EVERY:
+                if now - saved > _SAVED_EVERY and not self.waiting:
                     self.corpus.write()
                     saved = now
         except KeyboardInterrupt:
             self.hunt.interrupted = True
+        self._keep_waiting()
         self.corpus.runs += 1
         self.corpus.write()
 
     def _trials(self, rng: np.random.Generator) -> Iterator[tuple[str, Trial]]:
         """What is tried: the corpus once more, then the dtypes in turn."""
         kept, self.corpus.finds = self.corpus.finds, []
-        yield from ((find.dtype, find.trial) for find in kept if find.dtype in self.contexts)
+        self.waiting = [find for find in reversed(kept) if find.dtype in self.contexts]
+        self.corpus.finds = [find for find in kept if find.dtype not in self.contexts]
+        while self.waiting:
+            find = self.waiting.pop()
+            yield find.dtype, find.trial
         while True:
             for dtype, context in self.contexts.items():
                 parents = [find.trial for find in self.corpus.finds if find.dtype == dtype]
@@ -237,6 +243,11 @@ class _Search:
                 else:
                     # the better, the more often: a square puts half of the weight on the first quarter
                     yield dtype, varied(rng, parents[int(rng.random() ** 2 * len(parents))], context, _ELEMENTS)
+
+    def _keep_waiting(self) -> None:
+        """Put back what the search has not come to try again."""
+        for find in self.waiting:
+            self.corpus.add(find)
 
     def _try(self, dtype: str, trial: Trial) -> None:
         context = self.contexts[dtype]
