@@ -110,7 +110,7 @@ class GradientErrors:
             if not self.forward.given:
                 error = error + r * (1 + rho) * self._brackets(allowed)
             if self.besides:
-                error = error + u * np.abs(exact) + self.storage.u * self._through_norm(exact)
+                error = error + u * np.abs(exact) + self._stored(self._through_norm())
             error = error * (1 + 4 * u * (allowed.height + 8)) + self._underflow(allowed)
             return np.where(self._settled(allowed)[:, None], error, np.inf)
 
@@ -119,7 +119,7 @@ class GradientErrors:
         with np.errstate(all="ignore"):
             n, q = np.abs(self._n), np.abs(self._q)
             size = self._r * (np.abs(self._g) + n * q + self._mean(np.abs(self._g)) + self._mean(n) * q)
-            return np.asarray(_BRANCHES * (self.storage.u * size + 0.5 * self.storage.min_subnormal))
+            return _BRANCHES * self._stored(size)
 
     def dweight(self, allowed: ErrorClass, height: int) -> Array:
         """E_dw of the module docstring, (parameters,), for sums of this height."""
@@ -273,7 +273,11 @@ class GradientErrors:
         own = u * ((h + 7) * products + (h + 4) * apart)
         return own + (rho + self._root_error(allowed)) * np.abs(self._q) + tau * self._p * np.abs(self._mean(self._g))
 
-    def _through_norm(self, exact: Array) -> Array:
+    def _stored(self, size: Array) -> Array:
+        """The error of rounding values of this size to storage."""
+        return np.asarray(self.storage.u * size + 0.5 * self.storage.min_subnormal)
+
+    def _through_norm(self) -> Array:
         """Size of the part of dx that came through the norm."""
         if self.forward.given:
             return np.abs(self._r * self._g)
