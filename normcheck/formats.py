@@ -126,9 +126,10 @@ class Format:
 def to_odd(hi: Array, lo: Array) -> Array:
     """Round hi + lo to odd in float64: hi where it is exact or odd, else its odd neighbour on the side of lo."""
     bits = np.asarray(hi, order="C").view(np.int64)
-    even = (bits & 1) == 0
-    toward = np.nextafter(hi, np.where(lo > 0, np.inf, -np.inf))
-    return np.where(np.isfinite(hi) & (lo != 0) & even, toward, hi)
+    # in the order of magnitudes neighbours differ by one unit of the bits
+    neighbour = (bits + np.where((lo > 0) == (hi > 0), 1, -1)).view(np.float64)
+    toward = np.where(hi == 0, np.copysign(5e-324, lo), neighbour)
+    return np.where(np.isfinite(hi) & (lo != 0) & ((bits & 1) == 0), toward, hi)
 
 
 def _format(name: str, p: int, emin: int, emax: int, dtype: Any, largest: float | None = None) -> Format:

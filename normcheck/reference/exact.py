@@ -58,7 +58,7 @@ class ExactRow:
     def __init__(
         self, x: Array, standardization: Standardization, mean: float | None = None, variance: float | None = None
     ) -> None:
-        values, self._unit = _integers(x)
+        values, self._unit = integers(x)
         self.standardization = standardization
         self.given = mean is not None
         width, count = len(values), standardization.count(len(values))
@@ -170,7 +170,7 @@ def parameter(values: Array | None, r: int, i: int, default: float) -> float:
     return float(row[i if len(row) > 1 else 0])
 
 
-def _integers(x: Array) -> tuple[list[int], Fraction]:
+def integers(x: Array) -> tuple[list[int], Fraction]:
     """Integers and the unit, a power of two, of which the elements of x are multiples."""
     mantissa, exponent = np.frexp(x)
     whole = np.ldexp(mantissa, 53).astype(np.int64).tolist()

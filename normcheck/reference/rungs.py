@@ -103,15 +103,20 @@ def climb(
 ) -> None:
     """Settle in ``out[rows]`` what float64 has left open: by IEEE rules, by double-double, by exact arithmetic."""
     mask, ieee = rungs.exceptional(work)
-    better, proved = where.dd.settle_dd(rungs.double_double(work.finite(), where.dd), fmt)
-    if mask.any():
-        better = np.where(mask, fmt.round(ieee), better)
-    known = settled | mask
-    left = ~(known | proved)
-    if left.any():
-        index = np.nonzero(left)
-        better[index], ties = rungs.exact(work, (index[0], index[1]), fmt)
-        counts["level2"] += len(index[0])
+    better = fmt.round(ieee) if mask.any() else np.empty(mask.shape)
+    index = np.nonzero(~(settled | mask))
+    counts["level1"] += len(index[0])
+    values = rungs.double_double(work.finite(), where.dd)
+    value, proved = where.dd.settle_dd(values if len(index[0]) == mask.size else _at(values, index), fmt)
+    better[index] = value.ravel()
+    left = np.flatnonzero(~proved)
+    if left.size:
+        index = index[0][left], index[1][left]
+        better[index], ties = rungs.exact(work, index, fmt)
+        counts["level2"] += left.size
         counts["ties"] += ties
-    out[rows] = np.where(settled, out[rows], better) if settled.any() else better
-    counts["level1"] += known.size - int(known.sum())
+    out[rows] = np.where(settled, out[rows], better)
+
+
+def _at(values: Triple, index: tuple[Index, ...]) -> Triple:
+    return Triple(values.hi[index], None if values.lo is None else values.lo[index], values.err[index])

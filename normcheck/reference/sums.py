@@ -21,7 +21,7 @@ from normcheck.formats import Array, Format, Mask
 from normcheck.norms import Fold
 from normcheck.reference import arithmetic as dd
 from normcheck.reference.arithmetic import DD, U2, U, height, tree_sum, tree_sum_dd
-from normcheck.reference.exact import ExactRow, exact_row, is_tie, root_enclosure, round_fraction
+from normcheck.reference.exact import ExactRow, exact_row, integers, is_tie, root_enclosure, round_fraction
 from normcheck.reference.float64 import in_range, level0
 from normcheck.reference.ladder import Certified, Level, certify_problem, round_problem
 from normcheck.reference.loops_dd import LOST, underflow
@@ -262,8 +262,13 @@ def _resolve(work: _Work, fmt: Format, value: Array, left: Index, counts: dict[s
                 counts["ties"] += tie
 
 
-def _collect(work: _Work, k: int, columns: list[int]) -> list[tuple[Fraction, dict[Fraction, Fraction]]]:
+Collected = list[tuple[Fraction, dict[Fraction, Fraction]]]
+
+
+def _collect(work: _Work, k: int, columns: list[int]) -> Collected:
     """Per column the rational part of its sum, and the factors of the roots by what stands under them."""
+    if isinstance(work.factor, One):
+        return _collect_dy(work, k, columns)
     p, dy, fold, factor = work.problem, work.dy, work.fold, work.factor
     repeat = fold.repeat or fold.width
     rational, roots = [Fraction(0)] * len(columns), [defaultdict[Fraction, Fraction](Fraction) for _ in columns]
@@ -275,6 +280,17 @@ def _collect(work: _Work, k: int, columns: list[int]) -> list[tuple[Fraction, di
                 rational[position] += factor_dy * root.a
                 roots[position][root.t] += factor_dy * root.b
     return list(zip(rational, roots, strict=True))
+
+
+def _collect_dy(work: _Work, k: int, columns: list[int]) -> Collected:
+    repeat, period = work.fold.repeat or work.fold.width, work.fold.period
+    met = (np.array(columns)[:, None] * repeat + np.arange(repeat)).ravel()
+    step = period * max(1, BLOCK // work.fold.width)
+    starts = range(k, work.fold.rows, step)
+    parts = [work.dy[np.arange(start, min(start + step, work.fold.rows), period)][:, met] for start in starts]
+    elements = np.concatenate(parts).astype(np.float64).reshape(-1, len(columns), repeat)
+    sums = (integers(elements[:, position].ravel()) for position in range(len(columns)))
+    return [(sum(whole) * unit, {}) for whole, unit in sums]
 
 
 def _decide(a: Fraction, roots: list[tuple[Fraction, Fraction]], fmt: Format) -> tuple[float, bool] | None:
