@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from normcheck.faults.catalogue import ALL, fault
-from normcheck.faults.parts import LAYER_NORM, RMS_NORM, Tensor, centred, finish, finish_channels, mean, mean_square
+from normcheck.faults.parts import LAYER_NORM, RMS_NORM, Tensor, centred, finish, finish_channels, grouped, mean, mean_square
 from normcheck.norms import BatchNorm, GroupNorm, InstanceNorm
 
 _BUFFERS: dict[tuple[object, ...], Tensor] = {}
@@ -41,7 +41,7 @@ def rows_by_the_innermost_distance(x: Tensor, weight: Tensor, eps: float) -> Ten
 @fault("K19", "tensorflow/addons#751", norm=GroupNorm(2), expected=("affine", "permutation"))
 def weight_by_place_in_the_group(x: Tensor, weight: Tensor, bias: Tensor, num_groups: int, eps: float) -> Tensor:
     """Weights are looked up by the channel's place in its group: all groups use those of the first."""
-    c, variance = centred(x.reshape(x.shape[0], num_groups, x.shape[1:].numel() // num_groups))
+    c, variance = centred(grouped(x, num_groups))
     size = x.shape[1] // num_groups
     used = [None if p is None else p[:size].repeat(num_groups) for p in (weight, bias)]
     return finish_channels(x, (c * (variance + eps).rsqrt()).reshape(x.shape), *used)
@@ -51,7 +51,7 @@ def weight_by_place_in_the_group(x: Tensor, weight: Tensor, bias: Tensor, num_gr
 def always_two_groups(x: Tensor, weight: Tensor, bias: Tensor, num_groups: int, eps: float) -> Tensor:
     """The number of groups is that of the first model it was written for."""
     assert num_groups
-    c, variance = centred(x.reshape(x.shape[0], 2, x.shape[1:].numel() // 2))
+    c, variance = centred(grouped(x, 2))
     return finish_channels(x, (c * (variance + eps).rsqrt()).reshape(x.shape), weight, bias)
 
 
@@ -59,7 +59,7 @@ def always_two_groups(x: Tensor, weight: Tensor, bias: Tensor, num_groups: int, 
 def channels_normalized_in_pairs(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """Two neighbouring channels share their statistics, where they have a neighbour."""
     pairs = x.shape[1] // 2 if x.shape[1] % 2 == 0 else x.shape[1]
-    c, variance = centred(x.reshape(x.shape[0], pairs, x.shape[1:].numel() // pairs))
+    c, variance = centred(grouped(x, pairs))
     return finish_channels(x, (c * (variance + eps).rsqrt()).reshape(x.shape), weight, bias)
 
 

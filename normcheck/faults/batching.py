@@ -11,6 +11,7 @@ from normcheck.faults.parts import (
     centred,
     finish,
     finish_channels,
+    grouped,
     mean,
     mean_square,
     per_channel,
@@ -52,7 +53,7 @@ def lanes_by_the_number_of_rows(x: Tensor, weight: Tensor, eps: float) -> Tensor
 @fault("K27", "tensorflow/addons#2745", norm=GroupNorm(2), expected=("batch-invariance",))
 def other_variance_for_a_single_sample(x: Tensor, weight: Tensor, bias: Tensor, num_groups: int, eps: float) -> Tensor:
     """A batch of one takes another path, with the unbiased variance."""
-    c, variance = centred(x.reshape(x.shape[0], num_groups, x.shape[1:].numel() // num_groups))
+    c, variance = centred(grouped(x, num_groups))
     if len(x) == 1 and c.shape[-1] > 1:
         variance = variance * (c.shape[-1] / (c.shape[-1] - 1))
     return finish_channels(x, (c * (variance + eps).rsqrt()).reshape(x.shape), weight, bias)
@@ -104,7 +105,7 @@ def absent_weight_counts_as_zero(x: Tensor, weight: Tensor, eps: float) -> Tenso
 @fault("K29", "flagos-ai/FlagGems#323", norm=GroupNorm(2), expected=("optional-affine",))
 def weight_read_for_an_absent_bias(x: Tensor, weight: Tensor, bias: Tensor, num_groups: int, eps: float) -> Tensor:
     """Where the bias is missing, its pointer is that of the weight."""
-    c, variance = centred(x.reshape(x.shape[0], num_groups, x.shape[1:].numel() // num_groups))
+    c, variance = centred(grouped(x, num_groups))
     used = weight if bias is None else bias
     return finish_channels(x, (c * (variance + eps).rsqrt()).reshape(x.shape), weight, used)
 

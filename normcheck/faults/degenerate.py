@@ -10,6 +10,7 @@ from normcheck.faults.parts import (
     centred,
     finish,
     finish_channels,
+    grouped,
     mean,
     mean_square,
     per_channel,
@@ -70,7 +71,7 @@ def stale_values_beyond_the_row(x: Tensor, weight: Tensor, eps: float) -> Tensor
 @fault("K16", "pytorch/pytorch#81985", norm=GroupNorm(2), expected=("widths",))
 def group_padded_to_a_block(x: Tensor, weight: Tensor, bias: Tensor, num_groups: int, eps: float) -> Tensor:
     """Groups are filled up with zeros to a multiple of 32, and the mean is that of the block."""
-    groups = x.float().reshape(x.shape[0], num_groups, x.shape[1:].numel() // num_groups)
+    groups = grouped(x.float(), num_groups)
     size = groups.shape[-1]
     c = groups - groups.sum(-1, keepdim=True) / (size + -size % 32)
     n = (c * (mean(c * c) + eps).rsqrt()).reshape(x.shape)

@@ -154,7 +154,7 @@ def scale_norm(x: Native, weight: Native | None, eps: float) -> Native:
 
 def group_norm(x: Native, num_groups: int, weight: Native | None, bias: Native | None, eps: float) -> Native:
     """w * (x - mean) / sqrt(var + eps) + b over the channels of a group and space; channels are axis 1."""
-    c = _centred(_wide(x).reshape(x.shape[0], num_groups, -1))
+    c = _centred(_wide(x).reshape(x.shape[0], num_groups, math.prod(x.shape[1:]) // num_groups))
     n = (c / np.sqrt(_mean_square(c) + eps)).reshape(x.shape)
     return _affine(n, *_per_channel((weight, bias), x.ndim)).astype(x.dtype)
 
