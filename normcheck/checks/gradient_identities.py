@@ -103,6 +103,8 @@ def _identity_result(
         f"{what} of row {row}={float(got[row])!r}, but should be {float(expected[row])!r} within {float(tight[row]):.3g} "
         f"[{gradient.describe()}]"
     )
+    if outcome is Outcome.WARNED:
+        text += "; x has several gradients, each rounded to storage"
     return context.result(
         "gradient-identities",
         outcome,
