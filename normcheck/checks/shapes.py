@@ -49,7 +49,8 @@ def _held(context: Context, check: str, shape: tuple[int, ...], implementation: 
         output = context.run(case, implementation)
     except CallError as error:
         return context.result(check, Outcome.SKIPPED, f"x of shape {shape} is refused: {error}", shape=shape)
-    return held(context, check, case, output)
+    dims = getattr(implementation.norm, "normalized_shape", "") if implementation is not None else ""
+    return held(context, check, case, output, regime=str(dims))
 
 
 def _telling(context: Context, shape: tuple[int, ...], implementation: Implementation | None) -> Array:
