@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -69,9 +70,19 @@ def _torch(name: str) -> Context:
 @pytest.mark.parametrize("name", ["torch.nn.BatchNorm1d[train]", "torch.nn.functional.batch_norm[train]"])
 def test_checkpointed_batch_norm_of_torch_updates_twice(name: str) -> None:
     """torch's BatchNorm under activation checkpointing is warned of: its forward pass writes its statistics."""
-    (result,) = run_check(checks()["recomputed-update"], _torch(name))
+    (result,) = run_check(checks()["recomputed-update"], replace(_torch(name), profile="standard"))
     assert result.outcome is Outcome.WARNED
     assert "it was updated twice" in result.message
+
+
+def test_tracked_instance_norm_of_torch() -> None:
+    """torch's InstanceNorm2d never counts its steps, does not update with momentum None, and updates with tracking off."""
+    context = _torch("torch.nn.InstanceNorm2d[tracked, train]")
+    found = {name: run_check(checks()[name], context) for name in ("running-steps", "running-cumulative", "tracking-switch")}
+    assert "num_batches_tracked=0, but should be 2" in found["running-steps"][0].message
+    assert "it is what no update gives" in found["running-cumulative"][0].message
+    assert "with track_running_stats=False, but should still be" in found["tracking-switch"][0].message
+    assert {r.outcome for results in found.values() for r in results} == {Outcome.FAILED}
 
 
 def test_what_cannot_be_judged_is_skipped_with_its_reason() -> None:

@@ -213,6 +213,9 @@ def builtins() -> Iterator[Implementation]:
     yield from _modes(_function, "instance_norm", InstanceNorm(), _BATCH_ARGUMENTS, given=_GIVEN)
     settings = ("num_features", "eps", "momentum", "affine", "track_running_stats")
     yield from _modes(_module, "InstanceNorm2d", InstanceNorm(), settings, given=_GIVEN, ranks=(4,))
+    tracked: dict[str, Any] = {"label": ["tracked", "train"], "training": True, "widths": _WIDE_ROWS}
+    yield _function("instance_norm", _GIVEN, _BATCH_ARGUMENTS, **tracked)
+    yield _module("InstanceNorm2d", _GIVEN, settings, ranks=(4,), **tracked)
 
 
 def _modes(
