@@ -54,7 +54,7 @@ def run_to_run(context: Context) -> Iterator[Result]:
 
     Known exceptions
     ----------------
-    None.
+    No exception is known.
 
     References
     ----------
@@ -105,7 +105,7 @@ def batch_invariance(context: Context) -> Iterator[Result]:
 
     Known exceptions
     ----------------
-    None.
+    No exception is known.
 
     References
     ----------
@@ -231,7 +231,7 @@ def layout_invariance(context: Context) -> Iterator[Result]:
 
     Known exceptions
     ----------------
-    None.
+    No exception is known.
 
     References
     ----------

@@ -169,7 +169,7 @@ def range_bounds(context: Context) -> Iterator[Result]:
 
     Known exceptions
     ----------------
-    None.
+    No exception is known.
 
     References
     ----------

@@ -246,7 +246,7 @@ def empty_batch(context: Context) -> Iterator[Result]:
 
     Known exceptions
     ----------------
-    None.
+    No exception is known.
 
     References
     ----------

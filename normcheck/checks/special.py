@@ -126,7 +126,7 @@ def finite_in_finite_out(context: Context) -> Iterator[Result]:
 
     Known exceptions
     ----------------
-    None.
+    No exception is known.
 
     References
     ----------
@@ -200,7 +200,7 @@ def signed_zeros(context: Context) -> Iterator[Result]:
 
     Known exceptions
     ----------------
-    None.
+    No exception is known.
 
     References
     ----------
@@ -351,7 +351,7 @@ def output_overflow(context: Context) -> Iterator[Result]:
 
     Known exceptions
     ----------------
-    None.
+    No exception is known.
 
     References
     ----------

@@ -55,7 +55,7 @@ def permutation(context: Context) -> Iterator[Result]:
 
     Known exceptions
     ----------------
-    None.
+    No exception is known.
 
     References
     ----------
@@ -137,7 +137,7 @@ def row_independence(context: Context) -> Iterator[Result]:
 
     Known exceptions
     ----------------
-    None.
+    No exception is known.
 
     References
     ----------
@@ -279,7 +279,7 @@ def affine(context: Context) -> Iterator[Result]:
 
     Known exceptions
     ----------------
-    None.
+    No exception is known.
 
     References
     ----------
