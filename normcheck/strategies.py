@@ -12,14 +12,18 @@ from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+from hypothesis import reject, target
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from normcheck import regimes
-from normcheck.formats import FORMATS, Format, format_of
-from normcheck.implementations import LAYOUTS, VIEWS
+from normcheck.checks import Context, SkipCaseError
+from normcheck.checks.cases import Case
+from normcheck.formats import FORMATS, Array, Format, format_of
+from normcheck.implementations import LAYOUTS, VIEWS, CallError
 from normcheck.norms import NORMS, PLACEMENTS, Norm
 from normcheck.recipes import Row, Trial
+from normcheck.results import Result
 from normcheck.variation import BLOCKS
 
 _SEEDS = 2**16 - 1
@@ -101,7 +105,7 @@ def recipes(dtype: Any = "float32") -> SearchStrategy[Row]:
     return plain | drawn
 
 
-def trials(most: int = 2049, rows: int = 4, dtype: Any = "float32") -> SearchStrategy[Trial]:
+def trials(most: int = 2049, rows: int = 2, dtype: Any = "float32") -> SearchStrategy[Trial]:
     """Calls written down as `normcheck.recipes.Trial`, for whatever norm they are tried on.
 
     Parameters
@@ -210,6 +214,33 @@ def inputs(norm: Norm, dtype: Any = "float32", most: int = 300) -> SearchStrateg
         return st.fixed_dictionaries(given | ({"bias": biases(size, fmt)} if norm.has_bias else {}))
 
     return shapes(norm, most).flatmap(of)
+
+
+def tried(context: Context, trial: Trial, rows: Array | None = None) -> tuple[Case, Array]:
+    """The case of a trial and its output rows (R, D). An example that the code does not take or refuses is given up.
+
+    Parameters
+    ----------
+    rows : (R, D), in the place of the trial's own
+
+    Raises
+    ------
+    FormError : if the output's shape or dtype is not as promised
+    """
+    try:
+        case = trial.case(context, rows)
+        return case, context.run(case)
+    except (SkipCaseError, CallError):
+        reject()
+        raise
+
+
+def holds(result: Result) -> None:
+    """Let the search climb along error / tolerance, and fail where the result does, with its message and its snippet."""
+    if result.ratio is not None:
+        target(min(result.ratio, 1e30), label=f"error / tolerance of {result.check}")
+    snippet = "" if result.witness is None else f"\n\n{result.witness.snippet}"
+    assert not result.outcome.bad, f"{result.check}: {result.message}{snippet}"
 
 
 def _mostly(usual: T, others: SearchStrategy[T]) -> SearchStrategy[T]:

@@ -92,7 +92,7 @@ def _constant(context: Context, shape: tuple[int, ...]) -> Result | None:
             text = f"rows of one element are refused: {error}"
             return context.result("zero-and-constant-rows", Outcome.SKIPPED, text, regime="constant", shape=shape)
         raise
-    return _verdict(context, case, output)
+    return constant_verdict(context, case, output)
 
 
 def _promised(context: Context, case: Case) -> Array:
@@ -130,7 +130,8 @@ def _residue(context: Context, case: Case, output: Array, failed: bool) -> tuple
     return int(row), int(element)
 
 
-def _verdict(context: Context, case: Case, output: Array) -> Result:
+def constant_verdict(context: Context, case: Case, output: Array) -> Result:
+    """The judgement of ``zero-and-constant-rows`` on rows that are constant, (R, D)."""
     where: dict[str, Any] = {"regime": "constant", "shape": tuple(case.fold.shape)}
     beyond = _residue(context, case, output, failed=True)
     failed = beyond is not None
@@ -224,10 +225,11 @@ def _overflowing(context: Context, shape: tuple[int, ...], regime: str) -> Resul
     first, last = (edge, edge + 3.0) if regime == "overflow-edge" else (min(edge + 4.0, top), top)
     rows = context.x_format.round(made * np.exp2(np.linspace(first, last, fold.rows))[:, None])
     case = context.case_of(rows, shape)
-    return _overflow_verdict(context, case, context.run(case), regime)
+    return overflow_verdict(context, case, context.run(case), regime)
 
 
-def _overflow_verdict(context: Context, case: Case, output: Array, regime: str) -> Result:
+def overflow_verdict(context: Context, case: Case, output: Array, regime: str) -> Result:
+    """The judgement of ``overflow`` on finite rows, (R, D), of any size."""
     where: dict[str, Any] = {"regime": regime, "shape": tuple(case.fold.shape)}
     lost = _lost(case, output, nonfinite=True)
     at = lost or _lost(case, output, nonfinite=False)

@@ -147,7 +147,7 @@ def shift_invariance(context: Context) -> Iterator[Result]:
 
 
 @dataclass(frozen=True)
-class _Difference:
+class Difference:
     """How two outputs differ beside what the exact ones differ by, at the worst element.
 
     Attributes
@@ -193,7 +193,7 @@ def _scaled(context: Context, shape: tuple[int, ...]) -> Result | None:
     found = []
     for factor in (f for f in _FACTORS if context.x_format.representable(rows * f).all()):
         case = context.case_of(rows * factor, shape)
-        found.append(_compare(context, (base, plain), (case, context.run(case)), f"{factor!r}*x", sign=float(np.sign(factor))))
+        found.append(compare(context, (base, plain), (case, context.run(case)), f"{factor!r}*x", sign=float(np.sign(factor))))
     return _worst(found).result(context, "scale-invariance", "standard") if found else None
 
 
@@ -212,7 +212,7 @@ def _shifted(context: Context, shape: tuple[int, ...]) -> Result | None:
         shift = 2.0**exponent - grid - 1
         if shift > grid and context.x_format.representable(rows + shift).all():
             case = context.case_of(rows + shift, shape)
-            found.append(_compare(context, (base, plain), (case, context.run(case)), f"x + {shift!r}"))
+            found.append(compare(context, (base, plain), (case, context.run(case)), f"x + {shift!r}"))
     return _worst(found).result(context, "shift-invariance", "large-mean") if found else None
 
 
@@ -222,7 +222,7 @@ def _power_scaled(context: Context, shape: tuple[int, ...]) -> Result | None:
     plain = context.run(base)
     tried, found = 0, []
     for power in (k for k in _POWERS if context.x_format.representable(rows * 2.0**k).all()):
-        scaled = _rescaled(context, power)
+        scaled = rescaled(context, power)
         case = None if scaled is None else context.case_of(rows * 2.0**power, shape, norm=scaled.norm)
         if scaled is None or case is None or not (case.errors.judged() & base.errors.judged()).all():
             continue
@@ -230,7 +230,7 @@ def _power_scaled(context: Context, shape: tuple[int, ...]) -> Result | None:
         moved = context.run(case, scaled)
         if not np.array_equal(moved, plain):
             call = f"2**{power}*x; eps={scaled.norm.eps!r}"
-            found.append(_compare(context, (base, plain), (case, moved), call))
+            found.append(compare(context, (base, plain), (case, moved), call))
     if found:
         return _worst(found).result(context, "power-of-two-scaling", "standard", Outcome.WARNED)
     if not tried:
@@ -253,7 +253,7 @@ def _scalable(context: Context, shape: tuple[int, ...]) -> Array:
     return made * np.resize([1.0, 2.0**-4, 1.0, 2.0**-8], (fold.rows, 1)) if context.x_format.emin < -14 else made
 
 
-def _rescaled(context: Context, power: int) -> Implementation | None:
+def rescaled(context: Context, power: int) -> Implementation | None:
     """The implementation at the eps that belongs to 2**power * x, or None where eps leaves the compute format's normal range."""
     norm = context.norm
     exponent = 2 * power if norm.eps_placement in ("inside", "max_inside", "none") else power
@@ -263,9 +263,9 @@ def _rescaled(context: Context, power: int) -> Implementation | None:
     return context.implementation.with_norm(replace(cast(Any, norm), eps=eps))
 
 
-def _compare(
+def compare(
     context: Context, plain: tuple[Case, Array], moved: tuple[Case, Array], call: str, *, sign: float = 1.0
-) -> _Difference:
+) -> Difference:
     """The worst element of moved - sign*plain against its exact value."""
     (base, before), (case, after) = plain, moved
     name = pass_class(context)
@@ -283,8 +283,8 @@ def _compare(
         f"within {float(tolerance[at]):.3g}, since y(x)={float(before[at])!r} [{describe(case)}]"
     )
     further = moved if beyond(case, after, name) is not None else plain
-    return _Difference(float(ratio[at]), float(error[at]), float(tolerance[at]), text, *further)
+    return Difference(float(ratio[at]), float(error[at]), float(tolerance[at]), text, *further)
 
 
-def _worst(found: list[_Difference]) -> _Difference:
+def _worst(found: list[Difference]) -> Difference:
     return max(found, key=lambda difference: difference.ratio)

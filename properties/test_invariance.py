@@ -1,0 +1,59 @@
+"""Invariance: what a change of scale or of origin does to the output, beside rounding."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
+
+from normcheck.checks import Context
+from normcheck.checks.invariance import compare, rescaled
+from normcheck.recipes import Row, Trial
+from normcheck.results import Outcome
+from normcheck.strategies import holds, trials, tried
+
+
+@pytest.mark.check("scale-invariance")
+@given(trial=trials(), power=st.integers(-12, 12), sign=st.sampled_from([1.0, -1.0]))
+@example(trial=Trial(64, (Row("standard"),), weight=0), power=-8, sign=-1.0)  # eps in the wrong place
+def test_scale_invariance(context: Context, trial: Trial, power: int, sign: float) -> None:
+    """y(a*x) - sign(a)*y(x) is what eps makes it, for a = 2**k and -2**k."""
+    trial = replace(trial, bias=None)
+    plain = tried(context, trial)
+    factor = sign * 2.0**power
+    assume(context.x_format.representable(plain[0].rows * factor).all())
+    moved = tried(context, trial, plain[0].rows * factor)
+    holds(compare(context, plain, moved, f"{factor!r}*x", sign=sign).result(context, "scale-invariance", ""))
+
+
+@pytest.mark.check("power-of-two-scaling")
+@given(trial=trials(), power=st.integers(-30, 30))
+def test_power_of_two_scaling(context: Context, trial: Trial, power: int) -> None:
+    """y(2**k * x; 4**k * eps) has the bits of y(x; eps), or both lie within their bounds."""
+    trial = replace(trial, bias=None)
+    scaled = rescaled(context, power)
+    assume(scaled is not None)
+    plain = tried(context, trial)
+    assume(context.x_format.representable(plain[0].rows * 2.0**power).all())
+    elsewhere = replace(context, implementation=scaled)
+    moved = tried(elsewhere, trial, plain[0].rows * 2.0**power)
+    assume((plain[0].errors.judged() & moved[0].errors.judged()).all())
+    if not np.array_equal(moved[1], plain[1]):
+        call = f"2**{power}*x; eps={elsewhere.norm.eps!r}"
+        holds(compare(elsewhere, plain, moved, call).result(elsewhere, "power-of-two-scaling", "", Outcome.WARNED))
+
+
+@pytest.mark.check("shift-invariance")
+@given(trial=trials(), share=st.floats(-1, 1))
+@example(trial=Trial(64, (Row(base=(1.0, -1.0)),)), share=1.0)  # a variance in one pass
+def test_shift_invariance(context: Context, trial: Trial, share: float) -> None:
+    """y(x + t) = y(x) for whole numbers x and t so small that x + t is exact."""
+    trial = replace(trial, bias=None)
+    most = 2.0 ** (context.x_format.p - 2)
+    rows = np.rint(np.clip(trial.values(context, trial.shape(context)), -most, most))
+    shift = float(np.rint(share * most))
+    plain, moved = tried(context, trial, rows), tried(context, trial, rows + shift)
+    holds(compare(context, plain, moved, f"x + {shift!r}").result(context, "shift-invariance", ""))
