@@ -148,6 +148,8 @@ def _case(kind: tuple[Any, ...], share: int, seed: int, rng: np.random.Generator
     s = Standardization(center, reduce, fraction, float(rng.choice(_EPS)), placement, ddof)
     offset = float(rng.choice([0.0, 1.0]))
     weight = weights(width, fmt, seed, offset)[None] if rng.random() < 0.7 else None
+    if weight is not None and regime in _EXTREMES:
+        weight = weight * 2.0 ** rng.integers(-300, 300, weight.shape)
     bias = biases(width, fmt, seed)[None] if rng.random() < 0.5 else None
     dy, besides = (fmt.round(rng.normal(size=rows.shape) * 2.0 ** rng.integers(-6, 5, rows.shape)) for _ in range(2))
     return Case(regime, Problem(rows, s, weight, bias, offset), dy, besides if rng.random() < 0.3 else None, fmt)

@@ -119,7 +119,9 @@ def _elements(c_hi, c_lo, i_hi, i_lo, gain, shift, w_hi, w_lo, w_lost, up, down,
                 i = j if wide else 0
                 w = w_hi[k, i]
                 p, p_lo = _multiply(hi[j], lo[j], w, w_lo[k, i])
-                err[j] = (err[j] * abs(w) + _underflow(p, (w != 0) & (hi[j] != 0))) + w_lost[k, i]
+                less = err[j] * abs(w)
+                less = less + _underflow(less, (err[j] != 0) & (w != 0))
+                err[j] = (less + _underflow(p, (w != 0) & (hi[j] != 0))) + w_lost[k, i]
                 hi[j], lo[j] = p, p_lo
         for j in range(width):
             h, low = hi[j] * up[0, r] * up[1, r], lo[j] * up[0, r] * up[1, r]

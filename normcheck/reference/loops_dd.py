@@ -48,7 +48,10 @@ def elements_dd(
     err = np.abs(n[0]) * gain[:, None] + shift[:, None] + underflow(n[0], c[0] != 0)
     if weight is not None:
         product = dd.multiply(n, (weight.hi, weight.lo))
-        err = err * np.abs(weight.hi) + underflow(product[0], (weight.hi != 0) & (n[0] != 0)) + weight.lost
+        # an error that the weight makes vanish may be scaled up again
+        less = err * np.abs(weight.hi)
+        less = less + underflow(less, (err != 0) & (weight.hi != 0))
+        err = less + underflow(product[0], (weight.hi != 0) & (n[0] != 0)) + weight.lost
         n = product
     hi, lo, err = unscale(n, err, exponent)
     if bias is not None:

@@ -228,7 +228,9 @@ def _products(dy: Array, n: Triple, level: Level) -> tuple[DD, Array]:
         product = dy * n.hi
         return (product, np.zeros_like(dy)), np.abs(dy) * (n.err + np.abs(lo)) + 1.01 * U * np.abs(product) + LOST
     hi, low = dd.multiply((n.hi, lo), (dy, np.zeros_like(dy)))
-    return (hi, low), np.abs(dy) * n.err + 7.1 * U2 * np.abs(hi) + underflow(hi, (dy != 0) & (n.hi != 0))
+    err = np.abs(dy) * n.err
+    err = err + underflow(err, (dy != 0) & (n.err != 0)) + underflow(hi, (dy != 0) & (n.hi != 0))
+    return (hi, low), err + 7.1 * U2 * np.abs(hi)
 
 
 Layout = tuple[int, int, int]

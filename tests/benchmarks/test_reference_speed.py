@@ -113,8 +113,8 @@ def test_backward(benchmark: Any, numba: bool, width: int) -> None:
         assert max(found.values()) >= 0.5
 
 
-def with_flint(x: np.ndarray) -> None:
-    """Layer norm of each row in python-flint's balls of 128 bits, both ends of each rounded to see whether they agree."""
+def with_flint(x: np.ndarray, weight: np.ndarray) -> None:
+    """w n + b of each row in python-flint's balls of 128 bits, both ends of each rounded to see whether they agree."""
     import flint
 
     flint.ctx.prec = 128
@@ -124,13 +124,13 @@ def with_flint(x: np.ndarray) -> None:
         mean = sum(values, arb(0)) / len(values)
         c = [v - mean for v in values]
         scale = (sum((v * v for v in c), arb(0)) / len(c) + arb(1e-5)).rsqrt()
-        for v in c:
-            y = v * scale
+        for v, w in zip(c, weight.tolist(), strict=True):
+            y = v * scale * arb(w) + arb(w)
             assert float(y.lower()) == float(y.upper())
 
 
-def with_mpmath(x: np.ndarray) -> None:
-    """Layer norm of each row in mpmath with 128 bits."""
+def with_mpmath(x: np.ndarray, weight: np.ndarray) -> None:
+    """w n + b of each row in mpmath with 128 bits."""
     import mpmath
 
     with mpmath.workprec(128):
@@ -139,7 +139,7 @@ def with_mpmath(x: np.ndarray) -> None:
             mean = mpmath.fsum(values) / len(values)
             c = [v - mean for v in values]
             scale = 1 / mpmath.sqrt(mpmath.fsum(v * v for v in c) / len(c) + mpmath.mpf(1e-5))
-            [float(v * scale) for v in c]
+            [float(v * scale * mpmath.mpf(w) + mpmath.mpf(w)) for v, w in zip(c, weight.tolist(), strict=True)]
 
 
 @pytest.mark.parametrize("width", [64, 4096, 65536])
@@ -147,8 +147,9 @@ def test_float64_results(benchmark: Any, numba: bool, width: int) -> None:
     """Correctly rounded float64 against python-flint's balls; D = 4096: 100 times its speed with numba, 6 without."""
     pytest.importorskip("flint", reason="python-flint is missing: pip install normcheck[exact]")
     x, few = rows(width, "float64"), rows(width, "float64", 1, max(width, 1 << 14))
-    found = compare(lambda: reference(n.LayerNorm(), x), lambda: with_flint(few), few.size / x.size, rounds=3)
-    report(benchmark, lambda: reference(n.LayerNorm(), x), x.size, **found)
+    weight = few[0]
+    found = compare(lambda: reference(n.LayerNorm(), x, weight, weight), lambda: with_flint(few, weight), few.size / x.size)
+    report(benchmark, lambda: reference(n.LayerNorm(), x, weight, weight), x.size, **found)
     if width == 4096:
         assert max(found.values()) >= (100 if numba else 6)
 
@@ -157,8 +158,9 @@ def test_against_mpmath(benchmark: Any, numba: bool) -> None:
     """float32 results, D = 4096: 3000 times mpmath's speed with numba, 800 without."""
     pytest.importorskip("mpmath", reason="mpmath is missing: pip install normcheck[test]")
     x, few = rows(4096, "float32"), rows(4096, "float32", 1, 4096)
-    found = compare(lambda: reference(n.LayerNorm(), x), lambda: with_mpmath(few), few.size / x.size, rounds=3)
-    report(benchmark, lambda: reference(n.LayerNorm(), x), x.size, **found)
+    weight = few[0]
+    found = compare(lambda: reference(n.LayerNorm(), x, weight, weight), lambda: with_mpmath(few, weight), few.size / x.size)
+    report(benchmark, lambda: reference(n.LayerNorm(), x, weight, weight), x.size, **found)
     assert max(found.values()) >= (3000 if numba else 800)
 
 
