@@ -14,7 +14,7 @@ from normcheck.checks.base import Context, FormError, describe
 from normcheck.checks.cases import Case
 from normcheck.formats import Array, Format, format_of
 from normcheck.gradient_bounds import GradientErrors
-from normcheck.implementations.gradients import Gradients, backward
+from normcheck.implementations import Gradients, backward
 from normcheck.reference.slopes import Exact, certify_gradients
 from normcheck.results import Outcome, Result, Severity
 

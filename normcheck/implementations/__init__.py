@@ -4,9 +4,10 @@ from normcheck.implementations.arrays import LAYOUTS, VIEWS, decode, encode
 from normcheck.implementations.base import CallError, Framework, Implementation, Inputs, MissingPackageError, Output
 from normcheck.implementations.calls import Observation, call, natives, observe, user_code
 from normcheck.implementations.companions import Block, Quantized
+from normcheck.implementations.gradients import Gradients, backward, backward_twice, differentiable
 from normcheck.implementations.registry import RegistrationError, frameworks, implementations, require
 from normcheck.implementations.sessions import Session
-from normcheck.implementations.snippets import snippet
+from normcheck.implementations.snippets import gradient_snippet, snippet
 from normcheck.implementations.targets import Named, TargetError, load
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "Block",
     "CallError",
     "Framework",
+    "Gradients",
     "Implementation",
     "Inputs",
     "MissingPackageError",
@@ -25,10 +27,14 @@ __all__ = [
     "RegistrationError",
     "Session",
     "TargetError",
+    "backward",
+    "backward_twice",
     "call",
     "decode",
+    "differentiable",
     "encode",
     "frameworks",
+    "gradient_snippet",
     "implementations",
     "load",
     "natives",

@@ -42,7 +42,7 @@ def call(implementation: Implementation, inputs: Inputs, around: Around | None =
 
 def natives(implementation: Implementation, inputs: Inputs) -> dict[str, Any]:
     """The inputs as new native arrays by name, whether the code takes them or not; raises as `call` does."""
-    return _values(implementation, require(implementation, inputs.device), inputs, every=True)
+    return native_values(implementation, require(implementation, inputs.device), inputs, every=True)
 
 
 @contextmanager
@@ -90,13 +90,13 @@ def _called(
     implementation: Implementation, framework: Framework, inputs: Inputs, around: Around | None = None
 ) -> tuple[Output, dict[str, Any], Any]:
     """What came back, the native arrays that were passed, and the native y."""
-    values = _values(implementation, framework, inputs)
+    values = native_values(implementation, framework, inputs)
     with user_code(framework):
-        function = _function(implementation, framework, inputs, values)
+        function = callee(implementation, framework, inputs, values)
         passed = arguments(implementation, inputs, values)
         returned = function(*passed) if around is None else around(function, passed)
         output = _output(implementation, framework, returned, _left(implementation, function, values))
-        return output, values, _parts(implementation, returned)["y"]
+        return output, values, results(implementation, returned)["y"]
 
 
 def arguments(implementation: Implementation, inputs: Inputs, values: dict[str, Any]) -> list[Any]:
@@ -118,7 +118,8 @@ def _left(implementation: Implementation, function: Any, values: dict[str, Any])
     return values | {name: getattr(function, name, values[name]) for name in names}
 
 
-def _values(implementation: Implementation, framework: Framework, inputs: Inputs, every: bool = False) -> dict[str, Any]:
+def native_values(implementation: Implementation, framework: Framework, inputs: Inputs, every: bool = False) -> dict[str, Any]:
+    """New native arrays and flags by the name of what they are passed as; raises as `call` does for what is not taken."""
     momentum = inputs.momentum if inputs.momentum is not None else getattr(implementation.norm, "momentum", None)
     values: dict[str, Any] = {"training": inputs.training, "momentum": momentum}
     parameter_dtype = inputs.weight_dtype or inputs.dtype
@@ -134,7 +135,8 @@ def _values(implementation: Implementation, framework: Framework, inputs: Inputs
     return values
 
 
-def _function(implementation: Implementation, framework: Framework, inputs: Inputs, values: dict[str, Any]) -> Callable[..., Any]:
+def callee(implementation: Implementation, framework: Framework, inputs: Inputs, values: dict[str, Any]) -> Callable[..., Any]:
+    """What is called: the function, or what make or module give for these inputs."""
     if implementation.call is not None:
         return implementation.call
     made: Any = implementation.target(implementation.norm, shape=inputs.x.shape, dtype=inputs.dtype, device=inputs.device)
@@ -151,7 +153,7 @@ def state(implementation: Implementation, values: dict[str, Any]) -> dict[str, A
 
 
 def _output(implementation: Implementation, framework: Framework, returned: Any, values: dict[str, Any]) -> Output:
-    parts = _parts(implementation, returned)
+    parts = results(implementation, returned)
     y, dtype = framework.to_values(parts.pop("y"))
     for name in ("running_mean", "running_var"):
         written = implementation.module is not None or name in implementation.mutates
@@ -162,7 +164,7 @@ def _output(implementation: Implementation, framework: Framework, returned: Any,
     return Output(y, dtype, **{name: array for name, (array, _) in rest.items()}, dtypes=dtypes)
 
 
-def _parts(implementation: Implementation, returned: Any) -> dict[str, Any]:
+def results(implementation: Implementation, returned: Any) -> dict[str, Any]:
     """The results by name."""
     running = ("running_mean", "running_var") if implementation.norm.has_running else ()
     residual = ("new_residual",) if implementation.residual else ()

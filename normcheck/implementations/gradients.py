@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast, runtime_checkable
 
 from normcheck.formats import Array
-from normcheck.implementations.base import CallError, Framework, Implementation, Inputs
-from normcheck.implementations.calls import _function, _parts, _traceback, _values, arguments
+from normcheck.implementations.base import Framework, Implementation, Inputs
+from normcheck.implementations.calls import arguments, callee, native_values, results, user_code
 from normcheck.implementations.registry import frameworks, require
-from normcheck.implementations.targets import describe
 
 DIFFERENTIATED = ("x", "weight", "bias", "residual")
 
@@ -91,12 +88,12 @@ def backward(
     MissingPackageError : if its framework is not installed
     """
     framework = _framework(implementation, inputs)
-    values = _values(implementation, framework, inputs)
+    values = native_values(implementation, framework, inputs)
     details = (dtype or inputs.dtype, inputs.device)
     slopes = [framework.to_native(dy, *details, layout)]
     if dresidual is not None:
         slopes.append(framework.to_native(dresidual, *details))
-    with _judged(framework):
+    with user_code(framework):
         if callable(implementation.grad):
             grads = dict(zip(("y", "residual"), slopes, strict=False))
             returned = implementation.grad(_named(implementation, inputs, values), grads)
@@ -125,11 +122,11 @@ def backward_twice(
     framework = _framework(implementation, inputs)
     if implementation.grad != "autograd":
         raise ValueError(f"grad={implementation.grad!r}, but should be 'autograd' for a double backward pass")
-    values = _values(implementation, framework, inputs)
+    values = native_values(implementation, framework, inputs)
     own = {name: inputs.dtype if name in ("x", "residual") else inputs.weight_dtype or inputs.dtype for name in DIFFERENTIATED}
     directions = {name: framework.to_native(array, own[name], inputs.device) for name, array in along.items()}
     slope = framework.to_native(dy, dtype or inputs.dtype, inputs.device)
-    with _judged(framework):
+    with user_code(framework):
         run = _runner(implementation, framework, inputs, values, 1)
         return _read(framework, cast(Autograd, framework).pull_back_twice(run, _present(values), slope, directions), [])
 
@@ -148,8 +145,8 @@ def _present(values: Mapping[str, Any]) -> dict[str, Any]:
 def _runner(implementation: Implementation, framework: Framework, inputs: Inputs, values: dict[str, Any], outputs: int) -> Run:
     def run(leaves: dict[str, Any]) -> list[Any]:
         given = {**values, **leaves}
-        returned = _function(implementation, framework, inputs, given)(*arguments(implementation, inputs, given))
-        parts = _parts(implementation, returned)
+        returned = callee(implementation, framework, inputs, given)(*arguments(implementation, inputs, given))
+        parts = results(implementation, returned)
         return [parts[name] for name in ("y", "new_residual")[:outputs]]
 
     return run
@@ -165,16 +162,3 @@ def _read(framework: Framework, found: Mapping[str, Any], slopes: Sequence[Any])
     read = {name: framework.to_values(native) for name, native in found.items() if native is not None}
     values = {name: read[name][0] if name in read else None for name in found}
     return Gradients(values, {name: dtype for name, (_, dtype) in read.items()}, tuple(framework.to_values(s)[0] for s in slopes))
-
-
-@contextmanager
-def _judged(framework: Framework) -> Iterator[None]:
-    """What is raised inside becomes a CallError."""
-    try:
-        with framework.guard(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # noqa: BLE001 - user code may raise anything, SystemExit included
-        raise CallError(describe(error), _traceback(error)) from None
