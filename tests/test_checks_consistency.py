@@ -75,3 +75,14 @@ def test_vmapped_group_norm_of_torch_rounds_inside() -> None:
     (result,) = run_check(checks()["vmap"], context)
     assert result.outcome is Outcome.FAILED
     assert {r.outcome for r in run_check(checks()["inference-mode"], context)} == {Outcome.PASSED}
+
+
+def test_process_groups_are_started_in_the_deep_profile_only() -> None:
+    """In the profile deep four gloo processes give what one gives, and processes that do not talk to each other are found."""
+    check = checks()["worker-split"]
+    fault, one = FAULTS["process-group-that-is-not-used"], SOUND["batch-norm-over-a-process-group"]
+    (skipped,) = run_check(check, Context(one, "float32", profile="standard"))
+    assert (skipped.outcome, skipped.message) == (Outcome.SKIPPED, "process groups are started in the profile deep only")
+    assert {r.outcome for r in run_check(check, Context(one, "float32", profile="deep"))} == {Outcome.PASSED}
+    first, *_ = run_check(check, Context(fault.implementation, "float32", profile="deep"))
+    assert re.search(r"y\[.* but should be .*split at", first.message)

@@ -14,9 +14,11 @@ from normcheck.checks.gradient_cases import GradientCase, gradient_case, pulled,
 from normcheck.checks.gradient_cases import held as gradient_held
 from normcheck.checks.verdicts import held
 from normcheck.checks.witness import pass_class
-from normcheck.implementations import CallError, Implementation, call
+from normcheck.formats import Array
+from normcheck.implementations import CallError, Implementation, call, require
 from normcheck.implementations.calls import Around
 from normcheck.implementations.gradients import Gradients, differentiable
+from normcheck.implementations.processes import Processes
 from normcheck.implementations.ways import compiled, exported, under_inference_mode, vmapped
 from normcheck.results import Outcome, Result
 
@@ -42,6 +44,8 @@ def _needs_variants(context: Context) -> str:
 def _needs_workers(context: Context) -> str:
     if context.implementation.workers is None:
         return "no split over workers is given: give workers="
+    if isinstance(context.implementation.workers, Processes) and context.profile != "deep":
+        return "process groups are started in the profile deep only"
     return "" if context.own_statistics else "statistics are given: nothing is pooled"
 
 
@@ -233,12 +237,12 @@ def worker_split(context: Context) -> Iterator[Result]:
     ----------
     Kinds K23 and K26: pytorch/pytorch#22192, #36382, NVIDIA/Megatron-LM#1446.
     """
-    joined = _joined(context.implementation)
+    workers = _Workers(context.implementation)
+    joined = workers.joined()
     given = _given(context)
     yield from guarded(context, "worker-split", _forward, joined, given, regime="standard")
-    if context.norm.has_running:
-        for worker in range(len(_CUTS) + 1):
-            yield from guarded(context, "worker-split", _statistics, given, worker, regime="standard")
+    for worker, found in enumerate(workers.statistics(context)):
+        yield from guarded(context, "worker-split", _statistics, given, worker, found, regime="standard")
     if context.x_format.p >= 24 and not differentiable(joined):
         yield from _gradients(replace(context, implementation=joined), given)
 
@@ -290,25 +294,36 @@ def _case(context: Context, given: Batch) -> Case:
     return make_case(context.norm, numerics(context.implementation.contract), fold, given.rows, inputs)
 
 
-def _joined(implementation: Implementation, worker: int = 0) -> Implementation:
-    """The workers as one call on the whole batch, with the running statistics of one of them."""
-    running = ("running_mean", "running_var", "momentum") if implementation.norm.has_running else ()
-    parameters = ("weight", "bias") if implementation.norm.has_bias else ("weight",)
-    workers = cast("Callable[..., Any]", implementation.workers)
-    place = {"jax": "jax.numpy"}.get(implementation.framework, implementation.framework)
+class _Workers:
+    """The workers as one call on the whole batch, which remembers the running statistics of all of them."""
 
-    def joined(x: Any, *rest: Any) -> Any:
+    def __init__(self, implementation: Implementation) -> None:
+        self._implementation = implementation
+        self._left: list[tuple[Any, Any]] = []
+
+    def joined(self) -> Implementation:
+        """The implementation whose call spreads its batch; its running statistics are those of the first worker."""
+        running = ("running_mean", "running_var", "momentum") if self._implementation.norm.has_running else ()
+        parameters = ("weight", "bias") if self._implementation.norm.has_bias else ("weight",)
+        plain: dict[str, Any] = {"make": None, "module": None, "returns": None, "mutates": (), "training": None}
+        return replace(self._implementation, call=self._call, arguments=("x", *parameters, *running), **plain)
+
+    def statistics(self, context: Context) -> list[tuple[Array, Array]]:
+        """Running mean and variance of every worker after the last call."""
+        framework = require(self._implementation, context.device)
+        return [(framework.to_values(mean)[0], framework.to_values(var)[0]) for mean, var in self._left]
+
+    def _call(self, x: Any, *rest: Any) -> Any:
+        framework = self._implementation.framework
         cuts = [c for c in _CUTS if c < len(x)]
         shards = [x[a:b] for a, b in zip([0, *cuts], [*cuts, len(x)], strict=True)]
-        returned = workers(shards, *rest)
-        concatenate = importlib.import_module(place).concatenate
-        if not running:
+        returned = cast("Callable[..., Any]", self._implementation.workers)(shards, *rest)
+        concatenate = importlib.import_module({"jax": "jax.numpy"}.get(framework, framework)).concatenate
+        if not self._implementation.norm.has_running:
             return concatenate(list(returned))
         parts, means, variances = returned
-        return concatenate(list(parts)), means[min(worker, len(means) - 1)], variances[min(worker, len(variances) - 1)]
-
-    plain: dict[str, Any] = {"make": None, "module": None, "returns": None, "mutates": (), "training": None}
-    return replace(implementation, call=joined, arguments=("x", *parameters, *running), **plain)
+        self._left = list(zip(means, variances, strict=True))
+        return (concatenate(list(parts)), *self._left[0])
 
 
 def _forward(context: Context, joined: Implementation, given: Batch) -> Result:
@@ -317,10 +332,8 @@ def _forward(context: Context, joined: Implementation, given: Batch) -> Result:
     return held(context, "worker-split", case, case.fold.fold(output.y), f", split at {_CUTS}", regime="standard")
 
 
-def _statistics(context: Context, given: Batch, worker: int) -> Result:
-    output = call(_joined(context.implementation, worker), given.inputs)
-    momentum = getattr(context.norm, "momentum", None)
-    result = judged(context, "worker-split", given, (output.running_mean, output.running_var), momentum)
+def _statistics(context: Context, given: Batch, worker: int, found: tuple[Array, Array]) -> Result:
+    result = judged(context, "worker-split", given, found, getattr(context.norm, "momentum", None))
     return replace(result, message=f"worker {worker}: {result.message}" if result.message else "", witness=None)
 
 

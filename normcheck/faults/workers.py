@@ -8,6 +8,7 @@ from typing import Any
 from normcheck.faults.catalogue import fault, sound_norm
 from normcheck.faults.parts import LAYER_NORM, Tensor, centred, finish, finish_channels, per_channel
 from normcheck.faults.running import Step, stepping
+from normcheck.implementations.processes import Processes
 from normcheck.norms import BatchNorm
 
 _SPLIT = ("worker-split",)
@@ -67,6 +68,52 @@ def synchronized_batch_norm(
 ) -> _Results:
     """Sums and counts are added up over the workers, then the squares of the deviations."""
     return _finished(shards, weight, bias, (running_mean, running_var), momentum, _pooled(shards))
+
+
+def all_reduced(
+    x: Tensor, weight: Tensor, bias: Tensor, running_mean: Tensor, running_var: Tensor, momentum: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """One process of a synchronized BatchNorm: counts, sums and squared deviations are added up over the group."""
+    import torch
+    from torch import distributed
+
+    rows = _rows(x)
+    sums = torch.cat([rows.sum(1), torch.tensor([float(rows.shape[1])])])
+    distributed.all_reduce(sums)
+    count, mean = int(sums[-1]), sums[:-1] / sums[-1]
+    squares = ((rows - mean[:, None]) ** 2).sum(1)
+    distributed.all_reduce(squares)
+    outputs, means, variances = _finished(
+        [x], weight, bias, (running_mean, running_var), momentum, (mean, squares / count, count)
+    )
+    return outputs[0], means[0], variances[0]
+
+
+def unreduced(
+    x: Tensor, weight: Tensor, bias: Tensor, running_mean: Tensor, running_var: Tensor, momentum: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """One process that keeps to itself."""
+    mean, var, count = _pooled([x])
+    pooled = (mean, var, max(count, 2))
+    outputs, means, variances = _finished([x], weight, bias, (running_mean, running_var), momentum, pooled)
+    return outputs[0], means[0], variances[0]
+
+
+def _processes(function: Callable[..., Any]) -> dict[str, Any]:
+    """A sound BatchNorm, and workers that are processes."""
+    return stepping(Step.sound) | {"workers": Processes(f"{__name__}:{function()}"), "grad": None}
+
+
+@sound_norm(BatchNorm(), role=_processes, dtypes=("float32",), warns=("overflow",))
+def batch_norm_over_a_process_group() -> str:
+    """Processes of a gloo group add up their sums."""
+    return all_reduced.__name__
+
+
+@fault("K26", "NVIDIA/apex#387", norm=BatchNorm(), role=_processes, dtypes=("float32",), expected=_SPLIT, profile="deep")
+def process_group_that_is_not_used() -> str:
+    """Every process of the group normalizes with its own statistics."""
+    return unreduced.__name__
 
 
 @sound_norm(LAYER_NORM, role=_layer_role, warns=("overflow",))
