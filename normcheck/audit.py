@@ -212,7 +212,7 @@ def audit(
     results: dict[tuple[int, int], list[Result]] = {}
     total = sum(len(unit.checks) for unit in units)
     try:
-        for key, found in _run_all(units, workers):
+        for key, found in run_all(units, workers):
             results[key] = found
             _append(journal, found)
             if progress is not None:
@@ -292,7 +292,8 @@ def _shared(unit: Unit) -> tuple[str, str, str]:
     return repr(unit.context.norm), unit.context.dtype, unit.context.implementation.name
 
 
-def _run_all(units: Sequence[Unit], workers: int) -> Iterator[tuple[tuple[int, int], list[Result]]]:
+def run_all(units: Sequence[Unit], workers: int) -> Iterator[tuple[tuple[int, int], list[Result]]]:
+    """The results of one check after the other as they come, with the places of unit and check in the plan."""
     if workers == 1:
         for i, unit in enumerate(units):
             for number, results in enumerate(_run(unit)):

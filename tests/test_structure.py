@@ -21,7 +21,7 @@ FLOORS = (
     ("reference", "bounds", "gradient_bounds", "regimes"),
     ("implementations", "faults", "results"),
     ("checks",),
-    ("audit", "born", "ledger", "history", "identify", "power", "depth"),
+    ("audit", "born", "ledger", "zoo", "history", "identify", "power", "depth"),
     ("reporters",),
     ("recipes", "variation", "hunt", "flags", "options", "strategies", "testing", "pytest_plugin", "cli"),
     ("__main__",),
