@@ -98,7 +98,7 @@ def _overview(letter: str, found: Sequence[Finding]) -> str:
 
 def _line(finding: Finding) -> tuple[str, ...]:
     names = ", ".join(map(text.cell, finding.implementations))
-    what = (text.escaped(finding.check), names, text.escaped(" ".join(finding.dtypes)), text.escaped(finding.layout))
+    what = (text.escaped(finding.check), names, text.escaped(" ".join(finding.dtypes)), text.escaped(" ".join(finding.layouts)))
     return (*what, str(len(finding.results)), text.number(finding.worst.ratio))
 
 

@@ -45,7 +45,7 @@ class Finding:
 
     Attributes
     ----------
-    check, norm, layout, device : what the results have in common
+    check, norm, device : what the results have in common
     outcome : how they ended
     implementations : on which they were found; a module and its function often show the very same
     results : worst first
@@ -53,7 +53,6 @@ class Finding:
 
     check: str
     norm: str
-    layout: str
     device: str
     outcome: Outcome
     implementations: tuple[str, ...]
@@ -74,6 +73,11 @@ class Finding:
     def dtypes(self) -> tuple[str, ...]:
         """The dtypes that it was found in, widest first."""
         return _ordered((result.dtype for result in self.results), tuple(FORMATS))
+
+    @property
+    def layouts(self) -> tuple[str, ...]:
+        """The memory layouts that it was found in."""
+        return _ordered(result.layout for result in self.results)
 
     @property
     def where(self) -> tuple[Result, ...]:
@@ -136,12 +140,10 @@ def rows(audit: Judged) -> tuple[Row, ...]:
 
 
 def findings(audit: Judged, *outcomes: Outcome) -> tuple[Finding, ...]:
-    """Results that ended in one of these outcomes, grouped by check, norm, device and layout; the worst first."""
+    """Results that ended in one of these outcomes, grouped by check, norm and device; the worst first."""
     chosen = sorted((result for result in audit.results if result.outcome in outcomes), key=_badness, reverse=True)
-    of_one = _group(chosen, lambda r: (r.outcome, r.implementation, r.norm, r.check, r.device, r.layout)).values()
-    alike = _group(
-        of_one, lambda rs: (rs[0].outcome, rs[0].norm, rs[0].check, rs[0].device, rs[0].layout, rs[0].message)
-    ).values()
+    of_one = _group(chosen, lambda r: (r.outcome, r.implementation, r.norm, r.check, r.device)).values()
+    alike = _group(of_one, lambda rs: (rs[0].outcome, rs[0].norm, rs[0].check, rs[0].device, rs[0].message)).values()
     found = (_finding([result for results in twins for result in results]) for twins in alike)
     return tuple(sorted(found, key=lambda finding: outcomes.index(finding.outcome)))
 
@@ -149,7 +151,7 @@ def findings(audit: Judged, *outcomes: Outcome) -> tuple[Finding, ...]:
 def _finding(results: Sequence[Result]) -> Finding:
     r = results[0]
     names = _ordered(result.implementation for result in results)
-    return Finding(r.check, r.norm, r.layout, r.device, r.outcome, names, tuple(sorted(results, key=_badness, reverse=True)))
+    return Finding(r.check, r.norm, r.device, r.outcome, names, tuple(sorted(results, key=_badness, reverse=True)))
 
 
 def errors(audit: Judged) -> tuple[Finding, ...]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -39,18 +41,35 @@ def _grades(audit: Judged) -> Table:
 
 
 def _findings(audit: Judged) -> Table:
-    """Errors with their messages; the others too, where they are few."""
+    """Errors with their messages; the others too where they are few, else counted by check."""
     errors, others = summary.errors(audit), (*summary.warnings(audit), *summary.known(audit))
     table = Table.grid(padding=(0, 1))
     table.add_column(justify="right", no_wrap=True)
     table.add_column(overflow="fold")
-    for finding in (*errors, *others):
-        outcome = Text(finding.outcome.value, style=OUTCOME_STYLES.get(finding.outcome, "bold red"))
-        told = _heading(finding)
-        if finding in errors or len(others) <= MOST:
-            told.append(f"\n{text.plain(finding.worst.message)}")
-        table.add_row(outcome, told)
+    for finding in errors if len(others) > MOST else (*errors, *others):
+        told = _heading(finding).append(f"\n{text.plain(finding.worst.message)}")
+        table.add_row(_outcome(finding.outcome), told)
+    if len(others) > MOST:
+        for (outcome, check), counted in _counted(others).items():
+            table.add_row(_outcome(outcome), Text.assemble((check, "bold"), (f" ({counted})", "dim")))
     return table
+
+
+def _outcome(outcome: Outcome) -> Text:
+    return Text(outcome.value, style=OUTCOME_STYLES.get(outcome, "bold red"))
+
+
+def _counted(findings: Iterable[Finding]) -> dict[tuple[Outcome, str], str]:
+    """By outcome and check: on how many implementations it was found, and in how many results."""
+    groups: dict[tuple[Outcome, str], list[Finding]] = {}
+    for finding in findings:
+        groups.setdefault((finding.outcome, finding.check), []).append(finding)
+    counted = {}
+    for key, members in groups.items():
+        names = {name for finding in members for name in finding.implementations}
+        results = sum(len(finding.results) for finding in members)
+        counted[key] = f"{summary.number(len(names), 'implementation')}; {summary.number(results, 'result')}"
+    return counted
 
 
 def _heading(finding: Finding) -> Text:
