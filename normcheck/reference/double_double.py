@@ -144,7 +144,7 @@ def _given_moments(p: Problem, mean: Array, variance: Array, largest: Array) -> 
 def _centred_moments(p: Problem, x: Array, exponent: Array, lost: Array, where: LoopsDD) -> ScaledMoments:
     width, h = float(p.width), height(p.width)
     rough = tree_sum(x) / width
-    first = np.where((p.x == p.x[:, :1]).all(axis=1), x[:, 0], rough)
+    first = np.where(dd.constant_rows(p.x), x[:, 0], rough)
     c, squares, shift = where.centred_dd(x, first)
     biased = squares[0] / width
     error = 1.02 * (3 * h + 4) * U2 * np.sqrt(biased + shift[0] * shift[0]) + lost

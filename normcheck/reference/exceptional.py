@@ -13,21 +13,25 @@ from __future__ import annotations
 import numpy as np
 
 from normcheck.formats import Array, Mask
+from normcheck.reference.arithmetic import constant_rows
 from normcheck.reference.denominator import denominator
 from normcheck.reference.problem import Problem
 
 
 def exceptional(p: Problem) -> tuple[Mask, Array]:
-    """Which elements IEEE arithmetic decides, and y for these, both (R, D)."""
+    """Which elements IEEE arithmetic decides, and y for these (for others anything), both (R, D)."""
     with np.errstate(all="ignore"):
         regular, scale = ordinary(p)
+        mask = ~regular[:, None] | ~np.isfinite(p.x)
+        if not mask.any():
+            return mask, np.zeros_like(p.x)
         first = _classify(p)[1]
         y = (p.x - first[:, None]) / np.where(regular, 1.0, scale)[:, None]
         if p.weight is not None:
             y = y * (p.weight + p.offset)
         if p.bias is not None:
             y = y + p.bias
-        return ~regular[:, None] | ~np.isfinite(p.x), y
+        return mask, y
 
 
 def ordinary(p: Problem) -> tuple[Mask, Array]:
@@ -49,6 +53,6 @@ def _classify(p: Problem) -> tuple[Array, Array]:
     statistic = p.x[:, : p.count]
     if p.standardization.center:
         finite = np.isfinite(p.x).all(axis=1)
-        flat = (p.x == p.x[:, :1]).all(axis=1)
+        flat = constant_rows(p.x)
         return np.where(finite, np.where(flat, 0.0, 1.0), np.nan), np.where(finite, p.x[:, 0], 0.0)
     return np.abs(statistic).max(axis=1), np.zeros(len(p.x))

@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from normcheck.formats import Array, Format, Mask
-from normcheck.reference.arithmetic import U, tree_sum
+from normcheck.reference.arithmetic import U, constant_rows, tree_sum
 from normcheck.reference.settling import Triple, settle
 
 TINY = 2.0**-1070
@@ -98,7 +98,7 @@ def centred(x: Array) -> Centred:
 
 def _again(x: Array, mean: Array) -> tuple[Array, Array, Array]:
     """A first mean (the element itself where all are equal: all that follows is then exact), the mean of what is left, and c."""
-    first = np.where((x == x[:, :1]).all(axis=1), x[:, 0], mean)
+    first = np.where(constant_rows(x), x[:, 0], mean)
     c = x - first[:, None]
     shift = tree_sum(c) / float(x.shape[1])
     return first, shift, c - shift[:, None]
