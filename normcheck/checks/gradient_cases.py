@@ -39,7 +39,7 @@ class GradientCase:
     dy: Array
     dresidual: Array | None
     errors: GradientErrors
-    layout: str = "contiguous"
+    layout: str
 
     @functools.cached_property
     def exact(self) -> Mapping[str, Exact]:
@@ -110,13 +110,18 @@ class GradientCase:
 
     def describe(self) -> str:
         """The call in brackets of the message grammar."""
-        return describe(self.case) + (f", dy: {self.layout}" if self.layout != "contiguous" else "")
+        return describe(self.case) + (f", dy: {self.layout}" if self.layout != self.case.inputs.layout else "")
 
 
 def gradient_case(
-    context: Context, case: Case, dy: Array, dresidual: Array | None = None, layout: str = "contiguous"
+    context: Context, case: Case, dy: Array, dresidual: Array | None = None, layout: str | None = None
 ) -> GradientCase:
-    """The backward pass of a case; rows that cannot be judged get no gradient, so that sums over rows still can be."""
+    """The backward pass of a case; rows that cannot be judged get no gradient, so that sums over rows still can be.
+
+    Parameters
+    ----------
+    layout : of dy; None means that of x
+    """
     contract = context.implementation.contract
     saved = None if contract.saved_stats is None else format_of(contract.saved_stats)
     compute = case.errors.compute
@@ -131,7 +136,7 @@ def gradient_case(
         dresidual is not None,
     )
     kept = np.where(errors.judged()[:, None], dy, 0.0)
-    return GradientCase(case, kept, dresidual, replace(errors, dy=kept), layout)
+    return GradientCase(case, kept, dresidual, replace(errors, dy=kept), layout or case.inputs.layout)
 
 
 def slopes(context: Context, case: Case, seed: int = 0) -> Array:
