@@ -27,7 +27,7 @@ pytest_plugins = ["pytester"]
 
 INSTALLED = bool(entry_points(group="pytest11", name="normcheck"))
 PLUGIN = () if INSTALLED else ("-p", "normcheck.pytest_plugin")
-QUIET = (*PLUGIN, "-p", "no:randomly", "-p", "no:cacheprovider", "-W", "error")
+QUIET = (*PLUGIN, "-p", "no:randomly", "-p", "no:benchmark", "-p", "no:cacheprovider", "-W", "error")
 NORMS = """
 import numpy as np
 
@@ -443,7 +443,7 @@ def test_an_interrupted_session_leaves_its_report(project: pytest.Pytester, work
 def test_without_the_plugin_items_still_judge(project: pytest.Pytester) -> None:
     """``-p no:normcheck`` takes away options, report and summary; the tests stay."""
     with_test(project, "sound", "with_another_eps")
-    result = project.runpytest_subprocess("-p", "no:normcheck", "-p", "no:randomly", "-p", "no:cacheprovider", "-W", "error")
+    result = project.runpytest_subprocess("-p", "no:normcheck", *QUIET[len(PLUGIN) :])
     result.assert_outcomes(passed=6, failed=2)
     assert "= normcheck =" not in str(result.stdout)
 

@@ -26,7 +26,7 @@ def terms(case: Case, output: Array, at: Position) -> dict[str, float]:
     name, errors = widest(case), case.errors
     allowed, row = case.classes[name], at[0]
     weight, _ = case.affine
-    scale = 1.0 if weight is None else abs(float(weight[at]))
+    scale = 1.0 if weight is None else abs(float(np.broadcast_to(weight, case.rows.shape)[at]))
     outside = scale if case.inner_cast else 1.0
     inside = scale * (1 + 4 * errors.compute.u * (allowed.height + 8))
     mean = float(errors.tau(allowed)[row])
