@@ -13,10 +13,10 @@ pytest.importorskip("flint", reason="python-flint is missing: pip install normch
 
 
 def test_sample_of_all_regimes() -> None:
-    """Of some ten thousand elements over regimes, formats, norms and placements, none differs from 400-bit arithmetic."""
-    found = c.certification(10_000, seed=1)
+    """Of some five thousand elements each way, over all kinds of cases, none differs from 400-bit arithmetic."""
+    found = c.certification(5_000, seed=1)
     assert found.passed, found.examples
-    assert sum(tally.elements for tally in found.forward.values()) >= 10_000
+    assert sum(tally.elements for tally in found.forward.values()) >= 5_000
     for tallies in (found.forward, found.backward):
         assert all(tally.elements > 0 for tally in tallies.values())
     assert sum(tally.uncertified for tally in found.backward.values()) == 0

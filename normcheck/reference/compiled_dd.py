@@ -10,7 +10,7 @@ import numpy as np
 from normcheck.formats import Array, Format, Mask
 from normcheck.reference.arithmetic import DD, U2
 from normcheck.reference.compiled import NONE, inlined, kernel, power_below
-from normcheck.reference.loops_dd import LOST, SMALL, CentredDD, Weight, powers
+from normcheck.reference.loops_dd import LOST, SMALL, CentredDD, Weight, exponent_of, powers
 from normcheck.reference.settling import Triple, settle
 
 _SPLITTER = 2.0**27 + 1.0
@@ -72,6 +72,35 @@ def _divide_double(a_hi, a_lo, b):
     q = a_hi / b
     p, p_lo = _two_product(q, b)
     return _fast_two_sum(q, (((a_hi - p) - p_lo) + a_lo) / b)
+
+
+@kernel
+def _largest(x, out):
+    for r in range(x.shape[0]):
+        most = 0.0
+        for j in range(x.shape[1]):
+            most = max(most, abs(x[r, j]))
+        out[r] = most
+
+
+@kernel
+def _scaled(x, down, up, out, lost):
+    for r in range(x.shape[0]):
+        changed = 0
+        for j in range(x.shape[1]):
+            smaller = x[r, j] * down[0, r] * down[1, r]
+            out[r, j] = smaller
+            changed += smaller * up[0, r] * up[1, r] != x[r, j]
+        lost[r] = LOST if changed else 0.0
+
+
+def scaled(x: Array) -> tuple[Array, Array, Array]:
+    """As `normcheck.reference.loops_dd.scaled`."""
+    largest, out, lost = np.empty(len(x)), np.empty(x.shape), np.empty(len(x))
+    _largest(x, largest)
+    exponent = exponent_of(largest)
+    _scaled(x, powers(-exponent), powers(exponent), out, lost)
+    return out, exponent, lost
 
 
 @kernel

@@ -13,7 +13,7 @@ from normcheck.reference import loops_dd
 from normcheck.reference.arithmetic import DD, U2, height, tree_sum
 from normcheck.reference.denominator import denominator_error
 from normcheck.reference.float64 import Values
-from normcheck.reference.loops_dd import LOST, CentredDD, Weight
+from normcheck.reference.loops_dd import LOST, CentredDD, Weight, exponent_of, power_product, scaled
 from normcheck.reference.problem import Problem
 from normcheck.reference.settling import Triple
 
@@ -23,6 +23,9 @@ ADD = 3.1 * U2
 
 class LoopsDD(Protocol):
     """What a place of execution has to offer to this level, see `normcheck.reference.loops_dd`."""
+
+    def scaled(self, x: Array) -> tuple[Array, Array, Array]:
+        """Rows in units of powers of two."""
 
     def centred_dd(self, x: Array, first: Array) -> CentredDD:
         """Rows less their mean."""
@@ -102,38 +105,17 @@ def row(a: DD) -> DD:
     return a[0][:, None], a[1][:, None]
 
 
-def exponent_of(largest: Array) -> Array:
-    """Exponent e of a magnitude in [2**(e-1), 2**e); 0 for 0."""
-    return np.frexp(largest)[1]
-
-
-def scale_by(x: Array, exponent: Array) -> tuple[Array, Array]:
-    """Rows times 2**exponent, and a bound per row on what underflow took."""
-    scaled = power_product(x, exponent[:, None])
-    lossless = (power_product(scaled, -exponent[:, None]) == x).all(axis=1)
-    return scaled, np.where(lossless, 0.0, LOST)
-
-
-def power_product(x: Array, exponent: Array) -> Array:
-    """x * 2**exponent by two multiplications, much faster than ldexp; for exponents up to 2046."""
-    half = exponent // 2
-    return (x * np.ldexp(1.0, half)) * np.ldexp(1.0, exponent - half)
-
-
 def _moments(p: Problem, where: LoopsDD) -> ScaledMoments:
-    largest = np.abs(p.x).max(axis=1, initial=0.0)
     if p.mean is not None and p.variance is not None:
-        return _given_moments(p, p.mean, p.variance, np.maximum(largest, np.abs(p.mean)))
-    exponent = exponent_of(largest)
-    x, lost = scale_by(p.x, -exponent)
+        return _given_moments(p, p.mean, p.variance)
+    x, exponent, lost = where.scaled(p.x)
     if p.standardization.center:
         return _centred_moments(p, x, exponent, lost, where)
     return _uncentred_moments(p, x, exponent, lost)
 
 
-def _given_moments(p: Problem, mean: Array, variance: Array, largest: Array) -> ScaledMoments:
-    exponent = exponent_of(largest)
-    x, lost = scale_by(np.concatenate([p.x, mean[:, None]], axis=1), -exponent)
+def _given_moments(p: Problem, mean: Array, variance: Array) -> ScaledMoments:
+    x, exponent, lost = scaled(np.concatenate([p.x, mean[:, None]], axis=1))
     c = dd.two_sum(x[:, :-1], -x[:, -1:])
     half = _half(exponent_of(variance))
     spread = np.ldexp(variance, -2 * half)
@@ -156,8 +138,7 @@ def _centred_moments(p: Problem, x: Array, exponent: Array, lost: Array, where: 
 def _uncentred_moments(p: Problem, x: Array, exponent: Array, lost: Array) -> ScaledMoments:
     statistic, own, own_lost = x, exponent, lost
     if p.count < p.width:
-        own = exponent_of(np.abs(p.x[:, : p.count]).max(axis=1))
-        statistic, own_lost = scale_by(p.x[:, : p.count], -own)
+        statistic, own, own_lost = scaled(p.x[:, : p.count])
     squares = dd.tree_sum_dd(dd.two_product(statistic, statistic))
     zero = np.zeros_like(squares[0])
     spread = dd.divide_double(squares, np.full_like(zero, p.divisor))

@@ -28,8 +28,6 @@ from normcheck.reference.double_double import (
     Denominator,
     LoopsDD,
     ScaledMoments,
-    exponent_of,
-    power_product,
     row,
     statistics,
 )
@@ -37,7 +35,7 @@ from normcheck.reference.exact import ExactRow, exact_row, parameter
 from normcheck.reference.exceptional import ordinary
 from normcheck.reference.float64 import RANGE, Moments, denominators, in_range, moments
 from normcheck.reference.loops import TINY, Loops, Pull, Slope
-from normcheck.reference.loops_dd import LOST, unscale
+from normcheck.reference.loops_dd import LOST, exponent_of, power_product, unscale
 from normcheck.reference.problem import Problem, finite_or_zero, row_blocks
 from normcheck.reference.rows import Index
 from normcheck.reference.rungs import Rungs

@@ -11,10 +11,11 @@ import numpy.typing as npt
 from normcheck.formats import Array, Format
 from normcheck.norms import Standardization
 from normcheck.reference.arithmetic import tree_sum
-from normcheck.reference.double_double import LoopsDD, exponent_of, level1, power_product
+from normcheck.reference.double_double import LoopsDD, level1
 from normcheck.reference.exact import exact_elements
 from normcheck.reference.exceptional import exceptional
 from normcheck.reference.float64 import in_range, level0, rounded0
+from normcheck.reference.loops_dd import exponent_of, power_product
 from normcheck.reference.problem import Problem, problem
 from normcheck.reference.rungs import BLOCK, Rungs, new_counts, round_rows
 from normcheck.reference.settling import Triple

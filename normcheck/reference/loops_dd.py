@@ -31,6 +31,25 @@ class Weight(NamedTuple):
     lost: Array
 
 
+def scaled(x: Array) -> tuple[Array, Array, Array]:
+    """Rows in units of 2**exponent in which the largest element is about 1; the exponents; bounds on what underflow took."""
+    exponent = exponent_of(np.abs(x).max(axis=1, initial=0.0))
+    smaller = power_product(x, -exponent[:, None])
+    lossless = (power_product(smaller, exponent[:, None]) == x).all(axis=1)
+    return smaller, exponent, np.where(lossless, 0.0, LOST)
+
+
+def exponent_of(largest: Array) -> Array:
+    """Exponent e of a magnitude in [2**(e-1), 2**e); 0 for 0."""
+    return np.frexp(largest)[1]
+
+
+def power_product(x: Array, exponent: Array) -> Array:
+    """x * 2**exponent by two multiplications, much faster than ldexp; for exponents up to 2046."""
+    half = exponent // 2
+    return (x * np.ldexp(1.0, half)) * np.ldexp(1.0, exponent - half)
+
+
 def centred_dd(x: Array, first: Array) -> CentredDD:
     """Rows less a first mean, exactly, less the mean of what is left."""
     width = np.full_like(first, x.shape[1])

@@ -103,20 +103,23 @@ def climb(
 ) -> None:
     """Settle in ``out[rows]`` what float64 has left open: by IEEE rules, by double-double, by exact arithmetic."""
     mask, ieee = rungs.exceptional(work)
-    better = fmt.round(ieee) if mask.any() else np.empty(mask.shape)
-    index = np.nonzero(~(settled | mask))
-    counts["level1"] += len(index[0])
+    left = ~(settled | mask)
+    counts["level1"] += int(left.sum())
     values = rungs.double_double(work.finite(), where.dd)
-    value, proved = where.dd.settle_dd(values if len(index[0]) == mask.size else _at(values, index), fmt)
-    better[index] = value.ravel()
-    left = np.flatnonzero(~proved)
-    if left.size:
-        index = index[0][left], index[1][left]
-        better[index], ties = rungs.exact(work, index, fmt)
-        counts["level2"] += left.size
+    if left.all():
+        better, proved = where.dd.settle_dd(values, fmt)
+        left = ~proved
+    else:
+        better = fmt.round(ieee)
+        better[left], proved = where.dd.settle_dd(_at(values, left), fmt)
+        left[left] = ~proved
+    if left.any():
+        index = np.nonzero(left)
+        better[index], ties = rungs.exact(work, (index[0], index[1]), fmt)
+        counts["level2"] += len(index[0])
         counts["ties"] += ties
-    out[rows] = np.where(settled, out[rows], better)
+    out[rows] = np.where(settled, out[rows], better) if settled.any() else better
 
 
-def _at(values: Triple, index: tuple[Index, ...]) -> Triple:
-    return Triple(values.hi[index], None if values.lo is None else values.lo[index], values.err[index])
+def _at(values: Triple, chosen: Mask) -> Triple:
+    return Triple(values.hi[chosen], None if values.lo is None else values.lo[chosen], values.err[chosen])
