@@ -78,6 +78,17 @@ def need_sound_base(context: Context) -> None:
         raise SkipCaseError(reason)
 
 
+def some_shapes(context: Context) -> Iterator[tuple[int, ...]]:
+    """Shapes of twelve rows with as many axes as the norm takes, an odd width among them."""
+    for rank, width in ((None, 33), (3, 30), (4, 96)):
+        if not context.can_take(width):
+            continue
+        try:
+            yield context.shape(12, width, rank)
+        except SkipCaseError:
+            continue
+
+
 def same_bits(one: Array, other: Array) -> Mask:
     """Which elements are equal bit for bit; zeros differ by their sign, NaNs do not differ."""
     return np.asarray((one == other) & (np.signbit(one) == np.signbit(other)) | (np.isnan(one) & np.isnan(other)))

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from normcheck.checks.base import Context, SkipCaseError, guarded, register
+from normcheck.checks.base import Context, guarded, register
 from normcheck.checks.cases import Case
-from normcheck.checks.comparing import case_from, equal, finding, held, layouts, mixed, need_sound_base, same_bits
+from normcheck.checks.comparing import case_from, equal, finding, held, layouts, mixed, need_sound_base, same_bits, some_shapes
 from normcheck.formats import Array
 from normcheck.implementations import Inputs, frameworks, observe
 from normcheck.results import Outcome, Result
@@ -49,24 +49,13 @@ def memory_layout(context: Context) -> Iterator[Result]:
     faults).
     """
     need_sound_base(context)
-    for shape in _shapes(context):
+    for shape in some_shapes(context):
         for case, output in layouts(context, mixed(context, shape)):
             yield from guarded(context, "memory-layout", _held, case, output, shape=shape, layout=case.inputs.layout)
 
 
 def _held(context: Context, case: Case, output: Array) -> Result:
     return held(context, "memory-layout", case, output)
-
-
-def _shapes(context: Context) -> Iterator[tuple[int, ...]]:
-    """Shapes with as many axes as the norm takes, odd widths among them."""
-    for rank, width in ((None, 33), (3, 30), (4, 96)):
-        if not context.can_take(width):
-            continue
-        try:
-            yield context.shape(12, width, rank)
-        except SkipCaseError:
-            continue
 
 
 @register("inputs-unchanged")
@@ -99,7 +88,7 @@ def inputs_unchanged(context: Context) -> Iterator[Result]:
     ----------
     GeeeekExplorer/nano-vllm 170, sgl-project/sglang 28005, linkedin/Liger-Kernel 376 (kind K21 of the catalogue of faults).
     """
-    for shape in _shapes(context):
+    for shape in some_shapes(context):
         for layout in ("contiguous", "strided") if len(shape) == 2 else ("contiguous",):
             yield from guarded(context, "inputs-unchanged", _unchanged, shape, layout, shape=shape, layout=layout)
 
@@ -157,7 +146,7 @@ def output_aliasing(context: Context) -> Iterator[Result]:
     ----------
     GeeeekExplorer/nano-vllm 170, sgl-project/sglang 28005 (kind K21 of the catalogue of faults).
     """
-    for shape in _shapes(context):
+    for shape in some_shapes(context):
         yield from guarded(context, "output-aliasing", _apart, shape, shape=shape)
 
 
@@ -205,7 +194,7 @@ def poisoned_scratch(context: Context) -> Iterator[Result]:
     ----------
     Kinds K21 (uninitialised residual) and K27 of the catalogue of faults.
     """
-    for shape in _shapes(context):
+    for shape in some_shapes(context):
         yield from guarded(context, "poisoned-scratch", _poisoned, shape, shape=shape)
 
 
