@@ -32,6 +32,7 @@ CHECKS = (
     "many-row-gradients",
     "zero-weight-gradients",
     "gradient-identities",
+    "affine-gradients",
 )
 BITES = (
     ("result-without-history", "gradient-flow", "backward raised RuntimeError: element 0 .* but should give gradients"),
@@ -55,6 +56,13 @@ BITES = (
     ("last-partial-block-dropped", "many-row-gradients", r"^dweight\[.* but should be .*\[257, 8\].*dy: ones"),
     ("standardized-from-the-output", "zero-weight-gradients", r"^dx\[.*=nan, but should be .* weights are 0, 1e-6, -1 and 1"),
     ("standardized-from-the-output-by-a-clamped-weight", "zero-weight-gradients", r"^dx\[.* but should be"),
+    (
+        "backward-asks-the-absent-weight",
+        "affine-gradients",
+        r"^backward raised AttributeError.* but should give gradients \[weight=None\]",
+    ),
+    ("parameters-learn-only-together", "affine-gradients", r"^dweight=None, but should be an array of shape \(16,\)"),
+    ("absent-weight-as-zeros-in-the-backward-pass", "affine-gradients", r"^dx\[.*=0.0, but should be .*; weight=None"),
     ("mean-of-the-gradient-subtracted-twice", "gradient-identities", r"^sum\(dx\) of row \d+=.* but should be 0.0 within"),
     ("last-tile-of-the-projection", "gradient-identities", r"^<dx, x> of row \d+=.* but should be .* within"),
 )
@@ -245,6 +253,12 @@ def test_torch_forgets_the_bias_without_a_weight() -> None:
     """torch's second derivative of LayerNorm with weight=None and a bias is 0 where it should be the direction."""
     failed = [r for r in run(TORCH["torch.nn.functional.layer_norm"], "double-backward") if r.outcome is Outcome.FAILED]
     assert all("weight=None" in result.message and result.message.startswith("d(dbias)") for result in failed)
+
+
+def test_torch_has_no_group_norm_with_a_bias_alone() -> None:
+    """torch's group_norm without a weight and with a bias raises in its backward pass."""
+    failed = [r for r in run(TORCH["torch.nn.functional.group_norm"], "affine-gradients") if r.outcome is Outcome.FAILED]
+    assert all(re.search(r"^backward raised RuntimeError.* \[weight=None\]", result.message) for result in failed)
 
 
 def test_failure_has_a_witness_that_runs() -> None:

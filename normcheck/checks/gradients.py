@@ -6,6 +6,7 @@ import functools
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from normcheck.checks.base import Context, SkipCaseError, guarded, register
 from normcheck.checks.cases import Case, make_case
 from normcheck.checks.gradient_cases import GradientCase, gradient_case, held, passes, pulled, slopes
 from normcheck.checks.gradient_witness import gradient_witness
-from normcheck.implementations.gradients import Gradients, differentiable
+from normcheck.implementations import CallError, Gradients, call, differentiable
 from normcheck.regimes import REGIMES
 from normcheck.results import Outcome, Result
 
@@ -318,3 +319,70 @@ def _judge_zero(context: Context, run: Callable[[], tuple[Ran, Ran]], name: str)
         return context.result("zero-weight-gradients", Outcome.PASSED, shape=tuple(gradient.case.fold.shape), regime=regime)
     result = held(context, "zero-weight-gradients", gradient, name, output, "weights are 0, 1e-6, -1 and 1", regime=regime)
     return replace(result, witness=gradient_witness(context, gradient, name, output))
+
+
+@register("affine-gradients", applies=_needs_parameters, requires=_REQUIRES)
+def affine_gradients(context: Context) -> Iterator[Result]:
+    """Gradients are right whichever of weight and bias is absent.
+
+    Statement
+    ---------
+    With weight=None, bias=None or both, dx and the gradient of what is given exist and are within their bounds.
+
+    Why it matters
+    --------------
+    Models leave out biases, and norms without parameters feed adaptive ones. A backward pass that asks for the shape or the
+    device of a weight that is not there raises after the forward pass went well.
+
+    Holds for
+    ---------
+    Every implementation whose weight or bias may be None and that is differentiated or has a backward function.
+
+    Tolerance
+    ---------
+    As in ``input-gradient`` and ``parameter-gradients``.
+
+    Known exceptions
+    ----------------
+    Combinations that the forward pass refuses are left out, and gradients that are wrong with weight and bias as well.
+
+    References
+    ----------
+    Kind K29 of the catalogue of faults, for the backward pass; ml-explore/mlx 3220.
+    """
+    shape = context.shape(_ROWS, next((w for w in (16, 33, 64) if context.can_take(w)), context.widths[-1]))
+    given = [name for name in ("weight", "bias") if context.implementation.takes(name)]
+    for absent in itertools.chain.from_iterable(itertools.combinations(given, n) for n in range(1, len(given) + 1)):
+        run = functools.cache(functools.partial(_partly, context, shape, absent))
+        for name in ("x", *given):
+            yield from guarded(context, "affine-gradients", _judge_partly, run, absent, name, regime="standard", shape=shape)
+
+
+def _partly(context: Context, shape: tuple[int, ...], absent: tuple[str, ...]) -> Ran:
+    case = with_residual(context, context.case("standard", shape))
+    gone: dict[str, Any] = dict.fromkeys(absent)
+    case = replace(case, inputs=replace(case.inputs, **gone))
+    try:
+        call(context.implementation, case.inputs)
+    except CallError as error:
+        raise SkipCaseError(str(error)) from None
+    second = slopes(context, case, 1) if context.implementation.residual else None
+    gradient = gradient_case(context, case, slopes(context, case), second)
+    return gradient, pulled(context, gradient), "standard"
+
+
+def _judge_partly(context: Context, run: Run, absent: tuple[str, ...], name: str) -> Result | None:
+    if name in absent:
+        return None
+    note = ", ".join(f"{name}=None" for name in absent)
+    try:
+        gradient, found, regime = run()
+        output = gradient.rows_of(found, name)
+    except CallError as error:
+        text = f"backward raised {error}, but should give gradients [{note}]"
+        return context.result("affine-gradients", Outcome.FAILED, text, regime="standard")
+    if not passes(context, gradient, name, output):
+        whole, base, _ = _partly(context, gradient.case.fold.shape, ())
+        if passes(context, whole, name, whole.rows_of(base, name)):
+            return held(context, "affine-gradients", gradient, name, output, note, regime=regime)
+    return context.result("affine-gradients", Outcome.PASSED, regime=regime, shape=tuple(gradient.case.fold.shape))

@@ -1,4 +1,4 @@
-"""K22 to K25: backward passes written by hand, and what goes wrong in them."""
+"""K21 to K25 and K29: backward passes written by hand, and what goes wrong in them."""
 
 from __future__ import annotations
 
@@ -286,6 +286,39 @@ def _unit_weight(step: Step) -> Backward:
 def weight_without_history_in_the_gradient(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """The input's gradient does not depend on the weight: its derivative by the weight is missing."""
     return hand_written(_unit_weight, x, weight, bias, eps)
+
+
+def _asks_the_weight(step: Step) -> Backward:
+    right = sound_pull(step)
+    return Backward(right.dx, right.dweight, right.dbias.to(step.leaf.dtype))
+
+
+@fault("K29", "ml-explore/mlx#3220", norm=LAYER_NORM, expected=("affine-gradients",))
+def backward_asks_the_absent_weight(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """The bias's gradient takes its dtype from the weight: without one the backward pass raises."""
+    return hand_written(_asks_the_weight, x, weight, bias, eps)
+
+
+def _only_together(step: Step) -> Backward:
+    right = sound_pull(step)
+    return right if step.weight is not None and step.bias is not None else Backward(right.dx, None, None)
+
+
+@fault("K29", "unslothai/unsloth#4533", norm=LAYER_NORM, expected=("affine-gradients",))
+def parameters_learn_only_together(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """A weight without a bias, or a bias without a weight, gets no gradient."""
+    return hand_written(_only_together, x, weight, bias, eps)
+
+
+def _zeros_for_none(step: Step) -> Backward:
+    right = sound_pull(step)
+    return Backward(right.dx if step.weight is not None else right.dx * 0, right.dweight, right.dbias)
+
+
+@fault("K29", "pytorch/pytorch#69208", norm=RMS_NORM, expected=("affine-gradients",))
+def absent_weight_as_zeros_in_the_backward_pass(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """The backward pass takes the weight that is not there for zeros."""
+    return hand_written(_zeros_for_none, x, weight, None, eps, center=False)
 
 
 def _from_output(step: Step) -> Backward:
