@@ -82,7 +82,7 @@ def _two_pass_backward(inputs: dict[str, Any], grads: dict[str, Any]) -> dict[st
     return {name: value.astype(inputs["x"].dtype) for name, value in made.items()}
 
 
-@sound_norm(LAYER_NORM, warns=_OVERFLOW, grad=_two_pass_backward, **_NUMPY)
+@sound_norm(LAYER_NORM, warns=(*_OVERFLOW, "layout-invariance"), grad=_two_pass_backward, **_NUMPY)
 def numpy_with_a_backward_function(x: Values, weight: Values, bias: Values, eps: float) -> Values:
     """Both passes in numpy, in float32."""
     wide = x.astype(np.float32)

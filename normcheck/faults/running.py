@@ -67,13 +67,13 @@ def stepping(function: Callable[[Step], Result]) -> dict[str, Any]:
     return {"call": lambda *given: function(Step(*given)), "arguments": _ARGUMENTS}
 
 
-@sound_norm(BatchNorm(), role=stepping, warns=("overflow", *_CASTS))
+@sound_norm(BatchNorm(), role=stepping, warns=("overflow", "layout-invariance", *_CASTS))
 def batch_norm_with_statistics(s: Step) -> Result:
     """Both modes, with new statistics in the convention of torch."""
     return s.sound()
 
 
-@sound_norm(BatchNorm(momentum=0.99), contract=_KERAS, role=stepping, warns=("overflow", *_CASTS))
+@sound_norm(BatchNorm(momentum=0.99), contract=_KERAS, role=stepping, warns=("overflow", "layout-invariance", *_CASTS))
 def batch_norm_of_keras(s: Step) -> Result:
     """Both modes, in the convention of Keras: momentum is what is kept, the variance is the biased one."""
     if not s.training:

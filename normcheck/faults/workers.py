@@ -62,7 +62,7 @@ def _finished(
     return outputs, [new[0]] * len(shards), [new[1]] * len(shards)
 
 
-@sound_norm(BatchNorm(), role=_batch_role, warns=("overflow",))
+@sound_norm(BatchNorm(), role=_batch_role, warns=("overflow", "layout-invariance"))
 def synchronized_batch_norm(
     shards: _Shards, weight: Tensor, bias: Tensor, running_mean: Tensor, running_var: Tensor, momentum: float
 ) -> _Results:
@@ -104,7 +104,7 @@ def _processes(function: Callable[..., Any]) -> dict[str, Any]:
     return stepping(Step.sound) | {"workers": Processes(f"{__name__}:{function()}"), "grad": None}
 
 
-@sound_norm(BatchNorm(), role=_processes, dtypes=("float32",), warns=("overflow",))
+@sound_norm(BatchNorm(), role=_processes, dtypes=("float32",), warns=("overflow", "layout-invariance"))
 def batch_norm_over_a_process_group() -> str:
     """Processes of a gloo group add up their sums."""
     return all_reduced.__name__
