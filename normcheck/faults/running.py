@@ -226,7 +226,7 @@ def _plain_module(change: Callable[..., Any]) -> dict[str, Any]:
     return as_module(lambda norm, shape: change(norm), change)
 
 
-@sound_norm(BatchNorm(), role=_module, warns=("recomputed-update", *_CASTS))
+@sound_norm(BatchNorm(), role=_module, warns=("recomputed-update", "layout-invariance", *_CASTS))
 class BatchNormWithState(BatchNormModule):
     """A module that keeps its statistics."""
 
