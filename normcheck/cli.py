@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
 import normcheck
+from normcheck.console import console, print_table, progress
 from normcheck.flags import JUDGING, Flag
 from normcheck.options import OptionError, checked, chosen, implementation_of, one_of
+from normcheck.topics import TOPICS, listed
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
-    from normcheck.audit import Audit
+    from normcheck.audit import Audit, Unit
     from normcheck.hunt import Hunt
     from normcheck.implementations import Implementation
 
@@ -29,8 +29,6 @@ Exit codes:
   3    the audit itself could not run, or nothing could be judged
   130  interrupted; what was measured until then is written
 """
-TOPICS = ("implementations", "checks", "norms", "regimes", "faults")
-WIDTH = 140  # where the output is no terminal
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -120,24 +118,35 @@ def _option(flag: Flag) -> Callable[[Command], Command]:
 @click.option("--workers", type=click.IntRange(min=1), help="Processes. Default: one for each core.")
 @click.option("--output", type=click.Path(file_okay=False, path_type=Path), default="normcheck-report", show_default=True)
 @click.option("--dry-run", is_flag=True, help="Print what would be judged, and stop.")
+@click.option("--faults", "zoo", is_flag=True, help="Judge the zoo of faults and the sound norms beside it instead.")
+@click.option("--fault", "globs", multiple=True, metavar="GLOB", help="As --faults, but only what has such a name.")
+@click.option("--kind", "kinds", multiple=True, metavar="K01", help="As --faults, but only faults of this kind.")
 def audit(
     names: Sequence[str],
     framework: str | None,
     workers: int | None,
     output: Path,
     dry_run: bool,
+    zoo: bool,
+    globs: Sequence[str],
+    kinds: Sequence[str],
     fail_on_warning: bool,
     strict_ledger: bool,
     **options: Any,
 ) -> None:
     """Judge the norms that are installed and write a report folder."""
+    from normcheck.audit import plan
+
+    given = checked(options)
+    if zoo or globs or kinds:
+        _judge_zoo(globs, kinds, given, output, workers or _cores(), dry_run)
+        return
     found = chosen(names, framework)
-    plan = checked(options)
     if dry_run:
-        _print_plan(found, plan)
+        _print_plan(plan(found, **given))
         return
     _tell_missing(framework)
-    _finish(*_run(found, {**plan, "workers": workers or _cores()}), output, fail_on_warning, strict_ledger)
+    _finish(*_run(found, {**given, "workers": workers or _cores()}), output, fail_on_warning, strict_ledger)
 
 
 @main.command(epilog=EXIT_CODES)
@@ -197,8 +206,8 @@ def hunt(
 def list_(topic: str | None) -> None:
     """List what there is: implementations, checks, norms, regimes or faults. Everything, if none is named."""
     for name in (topic,) if topic else TOPICS:
-        columns, rows = _listed(name)
-        _print_table(name, columns, rows)
+        columns, rows = listed(name)
+        print_table(name, columns, rows)
     if topic in (None, "implementations"):
         _tell_missing(None)
 
@@ -227,10 +236,12 @@ def explain(check_id: str | None, every: bool, output: Path | None) -> None:
 @click.option("--to", "form", default="md", show_default=True, help="Format of the report: md or json.")
 @click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write to this file, plots beside it.")
 def report(source: Path, form: str, output: Path | None) -> None:
-    """Make a report from a stored audit."""
+    """Make a report from a stored audit, or the page of faults from a stored zoo."""
     from normcheck import reporters
     from normcheck.audit import Audit
 
+    if _page_of_faults(source, output):
+        return
     known = [suffix.removeprefix(".") for suffix in reporters.suffixes()]
     suffix = f".{one_of('--to', form, known)}"
     try:
@@ -245,19 +256,35 @@ def report(source: Path, form: str, output: Path | None) -> None:
 
 def _run(implementations: Sequence[Implementation], plan: dict[str, Any]) -> tuple[Audit | None, bool]:
     """The audit, behind a progress bar, and whether it was interrupted; then it holds what was judged until that moment."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    try:
+        with progress() as moved:
+            return normcheck.audit(implementations, progress=moved, **plan), False
+    except KeyboardInterrupt as stop:
+        return getattr(stop, "audit", None), True  # also where it came before or after the audit
 
-    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
-    with Progress(*columns, console=_console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=None)
 
-        def progress(done: int, total: int, label: str) -> None:
-            bar.update(task, completed=done, total=total, description=label)
+def _judge_zoo(
+    globs: Sequence[str], kinds: Sequence[str], given: dict[str, Any], output: Path, workers: int, dry_run: bool
+) -> None:
+    """Judge faults and sound norms, show the matrix and write it, and exit with the code that it deserves."""
+    from normcheck import zoo
+    from normcheck.reporters import zoo as shown
 
-        try:
-            return normcheck.audit(implementations, progress=progress, **plan), False
-        except KeyboardInterrupt as stop:
-            return getattr(stop, "audit", None), True  # also where it came before or after the audit
+    try:
+        units = zoo.units(*zoo.chosen(globs, kinds), **given)
+    except ValueError as error:
+        raise OptionError(str(error)) from None
+    if dry_run:
+        _print_plan(units)
+        return
+    with progress() as moved:
+        judged = zoo.judge(units, workers=workers, progress=moved, profile=given["profile"], seed=given["seed"])
+    console().print(shown.table(judged))
+    judged.write(output / "zoo.json")
+    (output / "faults.md").write_text(shown.render(judged), encoding="utf-8")
+    if judged.interrupted:
+        raise KeyboardInterrupt
+    raise click.exceptions.Exit(0 if judged.passed else 1)
 
 
 def _finish(audit: Audit | None, interrupted: bool, output: Path | None, fail_on_warning: bool, strict_ledger: bool) -> None:
@@ -267,11 +294,11 @@ def _finish(audit: Audit | None, interrupted: bool, output: Path | None, fail_on
     from normcheck.results import Outcome
 
     if audit is not None and audit.results:
-        console = _console()
-        console.print(terminal.render(audit))
+        screen = console()
+        screen.print(terminal.render(audit))
         for name in ("audit.json", "report.md") if output is not None else ():
             written = reporters.write(audit, cast(Path, output) / name)
-            console.print(f"Written: {written}", highlight=False, markup=False, soft_wrap=True)
+            screen.print(f"Written: {written}", highlight=False, markup=False, soft_wrap=True)
     if interrupted or audit is None:
         raise KeyboardInterrupt
     outcomes = {result.outcome for result in audit.results}
@@ -281,6 +308,27 @@ def _finish(audit: Audit | None, interrupted: bool, output: Path | None, fail_on
         click.echo("Nothing was judged: no check applies to what was chosen.", err=True)
         raise click.exceptions.Exit(3)
     raise click.exceptions.Exit(0 if audit.passed and not outcomes & counted else 1)
+
+
+def _page_of_faults(source: Path, output: Path | None) -> bool:
+    """Write the page, if the file is a stored zoo; what the code has and the zoo lacks, or the other way round, exits 1."""
+    from normcheck import zoo
+    from normcheck.reporters import zoo as shown
+
+    try:
+        stored = zoo.read(source)
+    except (ValueError, KeyError, TypeError):
+        return False
+    page = shown.render(stored)
+    if output is None:
+        click.echo(page, nl=False)
+    else:
+        output.write_text(page, encoding="utf-8")
+    for line in stored.drift:
+        click.echo(line, err=True)
+    if stored.drift:
+        raise click.exceptions.Exit(1)
+    return True
 
 
 def _hunted(claim: Implementation, folder: Path | None, given: dict[str, Any]) -> Hunt:
@@ -301,12 +349,9 @@ def _hunted(claim: Implementation, folder: Path | None, given: dict[str, Any]) -
     return done
 
 
-def _print_plan(implementations: Sequence[Implementation], options: dict[str, Any]) -> None:
-    from normcheck.audit import plan
-
-    units = plan(implementations, **options)
+def _print_plan(units: Sequence[Unit]) -> None:
     rows = [(u.context.implementation.name, u.context.dtype, u.context.device, " ".join(c.id for c in u.checks)) for u in units]
-    _print_table(f"{len(units)} parts", ("implementation", "dtype", "device", "checks"), rows)
+    print_table(f"{len(units)} parts", ("implementation", "dtype", "device", "checks"), rows)
 
 
 def _tell_missing(framework: str | None) -> None:
@@ -318,57 +363,12 @@ def _tell_missing(framework: str | None) -> None:
             click.echo(f"Left out: {name} is not installed; {line}", err=True)
 
 
-def _listed(topic: str) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Column names and rows of a topic."""
-    if topic == "implementations":
-        from normcheck.implementations import implementations
-
-        return ("name", "claims", "dtypes"), [(i.name, repr(i.norm), " ".join(i.dtypes)) for i in implementations()]
-    if topic == "checks":
-        from normcheck.checks import checks
-
-        return ("id", "states", "family"), [(c.id, c.title, c.family) for c in checks().values()]
-    if topic == "norms":
-        from normcheck.norms import NORMS
-
-        return ("name", "computes"), [(name, (norm.__doc__ or "").partition("\n")[0]) for name, norm in NORMS.items()]
-    if topic == "regimes":
-        from normcheck.regimes import REGIMES
-
-        return ("name", "rows"), [(r.name, r.statement) for r in REGIMES.values()]
-    from normcheck.faults import faults
-
-    return ("name", "kind", "what is broken", "seen in"), [
-        (f.name, f.kind, f.statement, " ".join(f.provenance)) for f in faults()
-    ]
-
-
-def _print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
-    _console().print(table)
-
-
 def _with_headings(page: str) -> str:
     """A page with its title and headings in bold, where the terminal can."""
     title, _, rest = page.partition("\n")
     return (
         click.style(title, bold=True) + "\n" + re.sub(r"(?m)^(\S.*)\n-+$", lambda match: click.style(match[1], bold=True), rest)
     )
-
-
-def _console(stderr: bool = False) -> Console:
-    from rich.console import Console
-
-    console = Console(stderr=stderr)
-    return console if console.is_terminal else Console(stderr=stderr, width=max(WIDTH, console.width))
 
 
 def _cores() -> int:

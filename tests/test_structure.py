@@ -23,7 +23,7 @@ FLOORS = (
     ("checks",),
     ("audit", "born", "ledger", "zoo", "history", "identify", "power", "depth"),
     ("reporters",),
-    ("recipes", "variation", "hunt", "flags", "options", "strategies", "testing", "pytest_plugin", "cli"),
+    ("recipes", "variation", "hunt", "flags", "options", "topics", "console", "strategies", "testing", "pytest_plugin", "cli"),
     ("__main__",),
 )
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}

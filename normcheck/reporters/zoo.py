@@ -83,11 +83,11 @@ def _kinds(zoo: Zoo) -> Iterator[str]:
 
 def _cells(row: Row) -> tuple[str, ...]:
     fault = row.fault
-    seen = ", ".join(map(text.escaped, fault.provenance))
+    said = re.sub(r"[*<|_\[\]]", r"\\\g<0>", fault.statement)
     return (
         f"`{fault.name}`",
-        text.escaped(fault.statement),
-        seen,
+        said,
+        ", ".join(fault.provenance),
         " ".join(row.judged.dtypes),
         ", ".join(_finders(row)) or "nothing",
     )
