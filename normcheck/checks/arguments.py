@@ -13,14 +13,17 @@ from normcheck.checks.base import Context, describe, register
 from normcheck.checks.cases import Case
 from normcheck.checks.spoiled import spoiled
 from normcheck.checks.verdicts import some_rows
-from normcheck.implementations import CallError, Implementation, Inputs, call
+from normcheck.implementations import CallError, Implementation, Inputs, Named, call
 from normcheck.results import Outcome, Result, Severity
 
 _EPS = (-1.0, -1e-6, math.nan)
 
 
 def _needs_validation(context: Context) -> str:
-    if not context.implementation.validates:
+    implementation = context.implementation
+    if implementation.validates is None and implementation.module is None and not isinstance(implementation.call, Named):
+        return "a bare function is not asked: give validates=True"
+    if implementation.validates is False:
         return "validates=False: the code looks at no argument"
     dtypes = context.implementation.dtypes
     first = "float32" if "float32" in dtypes else dtypes[0]
@@ -127,7 +130,7 @@ def invalid_dtype(context: Context) -> Iterator[Result]:
 
     Known exceptions
     ----------------
-    None.
+    None known.
 
     References
     ----------

@@ -77,7 +77,7 @@ def evaluation_statistics(context: Context) -> Iterator[Result]:
 
     Known exceptions
     ----------------
-    None.
+    None known.
 
     References
     ----------
@@ -108,7 +108,7 @@ def fresh_evaluation(context: Context) -> Iterator[Result]:
 
     Known exceptions
     ----------------
-    None.
+    None known.
 
     References
     ----------
@@ -140,7 +140,7 @@ def state_round_trip(context: Context) -> Iterator[Result]:
 
     Known exceptions
     ----------------
-    None.
+    None known.
 
     References
     ----------
@@ -172,7 +172,7 @@ def tracking_switch(context: Context) -> Iterator[Result]:
 
     Known exceptions
     ----------------
-    None.
+    None known.
 
     References
     ----------

@@ -72,7 +72,7 @@ def epsilon_precision(context: Context) -> Iterator[Result]:
 
     Known exceptions
     ----------------
-    None.
+    None known.
 
     References
     ----------
@@ -139,7 +139,7 @@ def saved_statistics(context: Context) -> Iterator[Result]:
 
     Known exceptions
     ----------------
-    None.
+    None known.
 
     References
     ----------

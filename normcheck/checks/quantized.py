@@ -90,7 +90,7 @@ def quantized_scale(context: Context) -> Iterator[Result]:
 
     Known exceptions
     ----------------
-    None.
+    None known.
 
     References
     ----------

@@ -93,7 +93,7 @@ def running_steps(context: Context) -> Iterator[Result]:
 
     Known exceptions
     ----------------
-    None.
+    None known.
 
     References
     ----------
@@ -157,7 +157,7 @@ def running_cumulative(context: Context) -> Iterator[Result]:
 
     Known exceptions
     ----------------
-    None.
+    None known.
 
     References
     ----------
@@ -189,7 +189,7 @@ def one_value_per_channel(context: Context) -> Iterator[Result]:
 
     Known exceptions
     ----------------
-    None.
+    None known.
 
     References
     ----------

@@ -154,7 +154,7 @@ def block_wiring(context: Context) -> Iterator[Result]:
 
     Known exceptions
     ----------------
-    None.
+    None known.
 
     References
     ----------

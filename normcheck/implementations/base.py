@@ -166,7 +166,8 @@ class Implementation:
     requires : extra of normcheck that installs what the code needs beside its framework
     returns : names of the results, in order, where they are others than said above: y new_residual running_mean running_var,
         and the statistics that are kept for the backward pass, mean and rstd
-    validates : whether the code is expected to refuse arguments that no norm has; examples and inner kernels are not
+    validates : whether the code is expected to refuse arguments that no norm has; None means that modules and what is named in
+        a library are, and bare functions are not
     block : a block that uses this norm, with its wiring
     quantized : a fused kernel of this norm with a quantized output
     workers : the same norm of a batch that is spread over workers: ``workers(shards, weight, bias)`` returns the list of their
@@ -202,11 +203,11 @@ class Implementation:
     source: str = ""
     requires: str = ""
     returns: tuple[str, ...] | None = None
-    validates: bool = True
+    validates: bool | None = None
     block: Block | None = None
     quantized: Quantized | None = None
     workers: Callable[..., Any] | None = None
-    variants: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    variants: Mapping[str, Callable[..., Any]] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         """Refuse what cannot be called or judged."""
