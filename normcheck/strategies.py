@@ -235,6 +235,15 @@ def tried(context: Context, trial: Trial, rows: Array | None = None) -> tuple[Ca
         raise
 
 
+def rows_of(context: Context, trial: Trial) -> Array:
+    """The rows (R, D) of a trial in a context. An example that the code does not take is given up."""
+    try:
+        return trial.values(context, trial.shape(context))
+    except SkipCaseError:
+        reject()
+        raise
+
+
 def holds(result: Result) -> None:
     """Let the search climb along error / tolerance, and fail where the result does, with its message and its snippet."""
     if result.ratio is not None:

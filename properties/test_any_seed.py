@@ -14,7 +14,6 @@ from normcheck.checks import Context, checks, run_check
 from normcheck.implementations import implementations
 from normcheck.strategies import holds
 
-
 CHECKS = checks()
 CONTEXTS = [
     Context(implementation, dtype, profile="quick")

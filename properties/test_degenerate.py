@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from normcheck.checks import Context
 from normcheck.checks.degenerate import constant_verdict, overflow_verdict
 from normcheck.recipes import Row, Trial
-from normcheck.strategies import holds, tried, values, widths
+from normcheck.strategies import holds, rows_of, tried, values, widths
 
 
 @pytest.mark.check("zero-and-constant-rows")
@@ -36,7 +36,7 @@ def test_overflow(context: Context, width: int, share: float, seed: int) -> None
     edge = 0.5 * (math.log2(context.compute.max) - math.log2(width))
     top = math.log2(context.x_format.max) - math.log2(width) - 1.0
     assume(edge < top)
-    rows = trial.values(context, trial.shape(context))
+    rows = rows_of(context, trial)
     rows = np.where(np.abs(rows) < 0.5, 0.5, rows) / np.abs(rows).max(axis=1, keepdims=True, initial=1.0)
     case, output = tried(context, trial, context.x_format.round(rows * 2.0 ** (edge + share * (top - edge))))
     holds(overflow_verdict(context, case, output, ""))

@@ -13,7 +13,7 @@ from normcheck.checks import Context
 from normcheck.checks.invariance import compare, rescaled
 from normcheck.recipes import Row, Trial
 from normcheck.results import Outcome
-from normcheck.strategies import holds, trials, tried
+from normcheck.strategies import holds, rows_of, trials, tried
 
 
 @pytest.mark.check("scale-invariance")
@@ -53,7 +53,7 @@ def test_shift_invariance(context: Context, trial: Trial, share: float) -> None:
     """y(x + t) = y(x) for whole numbers x and t so small that x + t is exact."""
     trial = replace(trial, bias=None)
     most = 2.0 ** (context.x_format.p - 2)
-    rows = np.rint(np.clip(trial.values(context, trial.shape(context)), -most, most))
+    rows = np.rint(np.clip(rows_of(context, trial), -most, most))
     shift = float(np.rint(share * most))
     plain, moved = tried(context, trial, rows), tried(context, trial, rows + shift)
     holds(compare(context, plain, moved, f"x + {shift!r}").result(context, "shift-invariance", ""))

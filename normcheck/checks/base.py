@@ -33,7 +33,7 @@ class SkipCaseError(Exception):
     """A case that cannot be judged; the message is the reason."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Context:
     """One implementation in one dtype on one device, and how thoroughly it is looked at.
 
@@ -50,6 +50,10 @@ class Context:
     device: str = "cpu"
     profile: str = "standard"
     seed: int = 0
+
+    def __repr__(self) -> str:
+        """What a failing search shows; the implementation by its name."""
+        return f"Context({self.implementation.name}, {self.dtype}, {self.device}, {self.profile}, seed={self.seed})"
 
     @property
     def norm(self) -> Norm:
