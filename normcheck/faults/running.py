@@ -16,7 +16,7 @@ _UPDATE = ("running-update",)
 _KERAS = Contract(momentum_convention="keras", running_ddof=0)
 Result = tuple[Tensor, Tensor, Tensor]
 # x meets float32 at several places: its gradients are rounded to storage before they are added
-_CASTS = ("input-gradient", "gradient-identities")
+CASTS = ("input-gradient", "gradient-identities")
 _ARGUMENTS = ("x", "weight", "bias", "running_mean", "running_var", "training", "momentum", "eps")
 
 
@@ -67,13 +67,13 @@ def stepping(function: Callable[[Step], Result]) -> dict[str, Any]:
     return {"call": lambda *given: function(Step(*given)), "arguments": _ARGUMENTS}
 
 
-@sound_norm(BatchNorm(), role=stepping, warns=("overflow", "layout-invariance", *_CASTS))
+@sound_norm(BatchNorm(), role=stepping, warns=("overflow", "layout-invariance", *CASTS))
 def batch_norm_with_statistics(s: Step) -> Result:
     """Both modes, with new statistics in the convention of torch."""
     return s.sound()
 
 
-@sound_norm(BatchNorm(momentum=0.99), contract=_KERAS, role=stepping, warns=("overflow", "layout-invariance", *_CASTS))
+@sound_norm(BatchNorm(momentum=0.99), contract=_KERAS, role=stepping, warns=("overflow", "layout-invariance", *CASTS))
 def batch_norm_of_keras(s: Step) -> Result:
     """Both modes, in the convention of Keras: momentum is what is kept, the variance is the biased one."""
     if not s.training:
@@ -226,7 +226,7 @@ def _plain_module(change: Callable[..., Any]) -> dict[str, Any]:
     return as_module(lambda norm, shape: change(norm), change)
 
 
-@sound_norm(BatchNorm(), role=_module, warns=("recomputed-update", "layout-invariance", *_CASTS))
+@sound_norm(BatchNorm(), role=_module, warns=("overflow", "recomputed-update", "layout-invariance", *CASTS))
 class BatchNormWithState(BatchNormModule):
     """A module that keeps its statistics."""
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from normcheck.faults.catalogue import fault, sound_norm
 from normcheck.faults.parts import LAYER_NORM, Tensor, centred, finish, finish_channels, per_channel
-from normcheck.faults.running import Step, stepping
+from normcheck.faults.running import CASTS, Step, stepping
 from normcheck.implementations.processes import Processes
 from normcheck.norms import BatchNorm
 
@@ -62,7 +62,7 @@ def _finished(
     return outputs, [new[0]] * len(shards), [new[1]] * len(shards)
 
 
-@sound_norm(BatchNorm(), role=_batch_role, warns=("overflow", "layout-invariance"))
+@sound_norm(BatchNorm(), role=_batch_role, warns=("overflow", "layout-invariance", *CASTS))
 def synchronized_batch_norm(
     shards: _Shards, weight: Tensor, bias: Tensor, running_mean: Tensor, running_var: Tensor, momentum: float
 ) -> _Results:
