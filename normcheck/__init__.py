@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from normcheck.norms import RMSNorm as RMSNorm
     from normcheck.norms import ScaleNorm as ScaleNorm
     from normcheck.reference import reference as reference
+    from normcheck.reference import reference_grad as reference_grad
+    from normcheck.reference import reference_hvp as reference_hvp
+    from normcheck.reference import reference_jvp as reference_jvp
     from normcheck.results import Outcome as Outcome
     from normcheck.results import Result as Result
     from normcheck.results import Severity as Severity
@@ -41,7 +44,7 @@ _HOMES = {
     "faults": ("faults",),
     "implementations": ("Implementation", "implementations"),
     "norms": ("BatchNorm", "GroupNorm", "InstanceNorm", "L2Norm", "LayerNorm", "Norm", "PartialRMSNorm", "RMSNorm", "ScaleNorm"),
-    "reference": ("reference",),
+    "reference": ("reference", "reference_grad", "reference_hvp", "reference_jvp"),
     "results": ("Outcome", "Result", "Severity"),
     "testing": ("parametrize",),
 }

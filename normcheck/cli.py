@@ -1,4 +1,4 @@
-"""The command line: ``normcheck audit | check | hunt | list | explain | report``."""
+"""The command line: ``normcheck audit | check | hunt | list | explain | report | certify``."""
 
 from __future__ import annotations
 
@@ -252,6 +252,27 @@ def report(source: Path, form: str, output: Path | None) -> None:
         click.echo(reporters.render(stored, suffix), nl=False)
     else:
         reporters.write(stored, output if output.suffix == suffix else output.with_name(output.name + suffix))
+
+
+@main.command(epilog=EXIT_CODES)
+@click.option("--elements", type=click.IntRange(min=1), default=100_000, show_default=True, help="To compare, each way.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the rows.")
+@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write the counts to this JSON file.")
+def certify(elements: int, seed: int, output: Path | None) -> None:
+    """Compare the certified references with python-flint's balls of 400 bits, forward and backward."""
+    from normcheck.reference.certification import certification
+    from normcheck.reporters import certificate
+
+    try:
+        with progress() as moved:
+            found = certification(elements, seed, lambda done, total: moved(done, total, "certify"))
+    except ImportError:
+        raise click.UsageError("python-flint is not installed; pip install 'normcheck[exact]'") from None
+    print_table(f"Elements against python-flint, seed {seed}", certificate.COLUMNS, certificate.rows(found))
+    click.echo(certificate.verdict(found))
+    if output is not None:
+        certificate.write(found, output, elements=elements, seed=seed)
+    raise click.exceptions.Exit(0 if found.passed else 1)
 
 
 def _run(implementations: Sequence[Implementation], plan: dict[str, Any]) -> tuple[Audit | None, bool]:

@@ -1,0 +1,39 @@
+"""What a certification of the references found: a table, a verdict, and a file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from normcheck.born import born
+from normcheck.reference.certification import Certification, Tally
+
+COLUMNS = ("direction", "format", "elements", "mismatches", "ties", "to double-double", "to exact", "certified")
+
+
+def rows(found: Certification) -> Iterable[tuple[str, ...]]:
+    """One row for each direction and format."""
+    for direction, tallies in (("forward", found.forward), ("backward", found.backward)):
+        for name, tally in tallies.items():
+            counts = (tally.elements, tally.mismatches, tally.ties, tally.level1, tally.level2)
+            yield direction, name, *(f"{count:,}" for count in counts), f"{share(tally):.4%}"
+
+
+def share(tally: Tally) -> float:
+    """Share of elements whose rounding is decided; 1 where there are none."""
+    return 1 - tally.uncertified / tally.elements if tally.elements else 1.0
+
+
+def verdict(found: Certification) -> str:
+    """One line, and the first mismatches below it."""
+    tallies = [*found.forward.values(), *found.backward.values()]
+    total, wrong = sum(tally.elements for tally in tallies), sum(tally.mismatches for tally in tallies)
+    return "\n".join([f"{wrong:,} of {total:,} elements differ.", *found.examples])
+
+
+def write(found: Certification, path: Path, **settings: int) -> None:
+    """The counts as JSON, with where they were made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    data = {"born": born(("python-flint", "numba"), **settings), **found.to_dict()}
+    path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
