@@ -27,6 +27,9 @@ class _Short:
         shown = ", ".join(f"{f.name}={value!r}" for f, value in given if value != f.default)
         return f"{type(self).__name__}({shown})"
 
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        printer.text(repr(self))
+
 
 @dataclass(frozen=True, repr=False)
 class Row(_Short):

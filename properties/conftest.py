@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 from normcheck import ledger
 from normcheck.audit import DTYPES
@@ -21,6 +21,7 @@ CHECKS, LEDGER = checks(), ledger.entries()
 # the code under judgement decides how long an example takes; rows of 2000 elements are meant
 USUAL = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large], "print_blob": True}
 settings.register_profile("quick", max_examples=8, database=None, **USUAL)
+settings.register_profile("examples", phases=[Phase.explicit], **USUAL)
 settings.register_profile("nightly", max_examples=400, **USUAL)
 settings.load_profile("quick")
 
@@ -56,7 +57,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def _contexts(check: Check) -> Iterator[Context]:
-    every = settings.get_current_profile_name() != "quick"
+    every = settings.get_current_profile_name() == "nightly"
     for implementation in implementations():
         for dtype in implementation.dtypes:
             context = Context(implementation, dtype, profile="quick")

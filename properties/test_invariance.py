@@ -19,6 +19,7 @@ from normcheck.strategies import holds, rows_of, trials, tried
 @pytest.mark.check("scale-invariance")
 @given(trial=trials(), power=st.integers(-12, 12), sign=st.sampled_from([1.0, -1.0]))
 @example(trial=Trial(64, (Row("standard"),), weight=0), power=-8, sign=-1.0)  # eps in the wrong place
+@example(trial=Trial(1000, (Row("large-mean", 53, exponent=-4),), weight=0), power=-11, sign=1.0)  # 16-bit statistics
 def test_scale_invariance(context: Context, trial: Trial, power: int, sign: float) -> None:
     """y(a*x) - sign(a)*y(x) is what eps makes it, for a = 2**k and -2**k."""
     trial = replace(trial, bias=None)
@@ -31,6 +32,7 @@ def test_scale_invariance(context: Context, trial: Trial, power: int, sign: floa
 
 @pytest.mark.check("power-of-two-scaling")
 @given(trial=trials(), power=st.integers(-30, 30))
+@example(trial=Trial(64, (Row("large-mean", 40, exponent=-8),), weight=0), power=-12)  # 16-bit statistics
 def test_power_of_two_scaling(context: Context, trial: Trial, power: int) -> None:
     """y(2**k * x; 4**k * eps) has the bits of y(x; eps), or both lie within their bounds."""
     trial = replace(trial, bias=None)
@@ -49,6 +51,7 @@ def test_power_of_two_scaling(context: Context, trial: Trial, power: int) -> Non
 @pytest.mark.check("shift-invariance")
 @given(trial=trials(), share=st.floats(-1, 1))
 @example(trial=Trial(64, (Row(base=(1.0, -1.0)),)), share=1.0)  # a variance in one pass
+@example(trial=Trial(257, (Row("standard", exponent=3),), weight=0), share=0.7)  # 16-bit statistics
 def test_shift_invariance(context: Context, trial: Trial, share: float) -> None:
     """y(x + t) = y(x) for whole numbers x and t so small that x + t is exact."""
     trial = replace(trial, bias=None)

@@ -55,6 +55,10 @@ class Context:
         """What a failing search shows; the implementation by its name."""
         return f"Context({self.implementation.name}, {self.dtype}, {self.device}, {self.profile}, seed={self.seed})"
 
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """The same, where IPython or Hypothesis would print every field."""
+        printer.text(repr(self))
+
     @property
     def norm(self) -> Norm:
         """What is claimed."""
