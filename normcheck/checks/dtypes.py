@@ -190,7 +190,8 @@ def _mixed(context: Context, dtype: str) -> Result | None:
         own = case.inner_cast or output.dtype != case.out_format.name
     elif output.dtype != case.out_format.name:
         text = f"dtype={output.dtype}, but should be {case.out_format.name} [{describe(case)}]"
-        shown = Witness(snippet(context.implementation, case.inputs), "standard")
+        form = tuple(case.fold.shape), case.out_format.name
+        shown = Witness(snippet(context.implementation, case.inputs, form=form), "standard")
         return context.result("mixed-dtypes", Outcome.FAILED, text, shape=output.y.shape, regime="standard", witness=shown)
     if own:
         return context.result("mixed-dtypes", Outcome.PASSED, shape=output.y.shape, regime="standard")

@@ -51,7 +51,8 @@ def output_form(context: Context) -> Iterator[Result]:
     try:
         check_form(output, case)
     except FormError as error:
-        shown = Witness(snippet(context.implementation, case.inputs), "standard")
+        form = tuple(case.fold.shape), case.out_format.name
+        shown = Witness(snippet(context.implementation, case.inputs, form=form), "standard")
         yield context.result("output-form", Outcome.FAILED, str(error), witness=shown, **where)
         return
     wrong = int(np.count_nonzero(~np.isfinite(output.y)))

@@ -27,6 +27,7 @@ def snippet(
     index: tuple[int, ...] | None = None,
     expected: float | None = None,
     tolerance: float | None = None,
+    form: tuple[tuple[int, ...], str] | None = None,
     expressions: Mapping[str, str] | None = None,
 ) -> str:
     """Python source that makes one call again, prints what came and what should have come, and fails if they are too far apart.
@@ -37,6 +38,7 @@ def snippet(
     index : of the element of y that is printed; None prints shape, dtype and all of y
     expected : its certified value
     tolerance : how far from it the element may be; without it nothing is asserted
+    form : shape and dtype that y must have, where no index is given
     expressions : numpy expressions, by input name, that make the float64 array of that input in its shape, such as
         ``{"x": "np.random.default_rng(0).integers(-9, 9, (4, 256)) / 8"}``; other arrays are written as literals where at most
         40 of them are needed, else packed as text, exactly in either case
@@ -48,7 +50,7 @@ def snippet(
     for name, array in present.items():
         lines += _array(framework, inputs, name, array, (expressions or {}).get(name))
     lines += _call(implementation, framework, inputs, present, function)
-    lines += _prints(framework, index, expected, tolerance)
+    lines += _form(form) if index is None else _compared(framework, f"y[{_place(index)}]", expected, tolerance)
     return "\n".join([*_imports(lines), *imported, *lines]) + "\n"
 
 
@@ -79,7 +81,6 @@ def gradient_snippet(
         lines += _array(framework, inputs, key, array, None)
     lines += _literals("dy", np.asarray(dy, np.float64))
     lines.append(framework.snippet_array("dy", dtype, inputs.device, layout, np.ndim(dy)))
-    place = ", ".join(str(i) for i in index)
     if callable(implementation.grad):
         imported, function = _imported(implementation, implementation.grad)
         names = ", ".join(f"{key}={key if key in present else None}" for key in ("x", "weight", "bias", "residual"))
@@ -95,7 +96,7 @@ def gradient_snippet(
         at = next(i for i, line in enumerate(called) if line.startswith("y = "))
         lines += [*called[:at], f"{leaf}.requires_grad_()", *called[at:], "y.backward(dy)"]
         shown = f"{leaf}.grad"
-    lines += _compared(framework, f"{shown}[{place}]", expected, tolerance)
+    lines += _compared(framework, f"{shown}[{_place(index)}]", expected, tolerance)
     return "\n".join([*_imports(lines), *imported, *lines]) + "\n"
 
 
@@ -207,11 +208,16 @@ def _importable(function: Any) -> str:
     return "" if module in (None, "__main__") or "<" in name else f"{module}:{name}"
 
 
-def _prints(framework: Framework, index: tuple[int, ...] | None, expected: float | None, tolerance: float | None) -> list[str]:
-    if index is None:
-        return ["print(tuple(y.shape), y.dtype)", "print(y)"]
-    place = ", ".join(str(int(i)) for i in index)
-    return _compared(framework, f"y[{place}]", expected, tolerance)
+def _form(form: tuple[tuple[int, ...], str] | None) -> list[str]:
+    """Lines that print y, and fail where its shape or dtype is another one."""
+    lines = ["print(tuple(y.shape), y.dtype)", "print(y)"]
+    if form is not None:
+        lines.append(f'assert (tuple(y.shape), str(y.dtype).removeprefix("torch.")) == {form!r}')
+    return lines
+
+
+def _place(index: tuple[int, ...]) -> str:
+    return ", ".join(str(int(i)) for i in index)
 
 
 def _compared(framework: Framework, element: str, expected: float | None, tolerance: float | None) -> list[str]:
