@@ -18,13 +18,14 @@ if TYPE_CHECKING:
     from normcheck.testing.items import Task
 
 TASK = pytest.StashKey["Task"]()
-PROJECT = "pyproject.toml"
+PROJECT = pytest.StashKey[Path]()
+FILE = "pyproject.toml"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """The options, from the table that the command line has as well."""
     group = parser.getgroup("normcheck", "normcheck: numerical audits of normalization layers")
-    group.addoption("--normcheck", action="store_true", help=f"Judge what [tool.normcheck] in {PROJECT} names.")
+    group.addoption("--normcheck", action="store_true", help=f"Judge what [tool.normcheck] in {FILE} names.")
     for flag in JUDGING:
         given: dict[str, Any] = {"choices": flag.choices} if flag.choices else {"metavar": flag.metavar}
         if flag.number:
@@ -40,8 +41,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "normcheck: a check of a normalization layer")
     _refuse_unknown(_options(config))
     if config.getoption("normcheck"):
-        project = config.rootpath / PROJECT
-        if not any(_covers(argument, project, config) for argument in config.args):
+        project = config.stash[PROJECT] = _project(config)
+        if not any(path == project or path in project.parents for path in _paths(config)):
             config.args.append(str(project))
     config.pluginmanager.register(Recorder(config), "normcheck-recorder")
 
@@ -49,7 +50,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
     """The project's own items, with ``--normcheck``."""
     config = parent.config
-    if not config.getoption("normcheck") or file_path != config.rootpath / PROJECT:
+    if file_path != config.stash.get(PROJECT, None):
         return None
     from normcheck.testing.collect import ProjectFile
 
@@ -144,10 +145,19 @@ def _refuse_unknown(options: dict[str, Any]) -> None:
         raise pytest.UsageError(f"--normcheck: {error}") from None
 
 
-def _covers(argument: str, project: Path, config: pytest.Config) -> bool:
-    """Whether an argument of pytest is the project file or a folder that it is in."""
-    path = (config.invocation_params.dir / argument.partition("::")[0]).resolve()
-    return path == project or path in project.parents
+def _project(config: pytest.Config) -> Path:
+    """The project file with our table: that of pytest's root folder, else the nearest above what is collected."""
+    above = (folder for path in _paths(config) for folder in (path, *path.parents))
+    for folder in (config.rootpath, *above):
+        path = folder / FILE
+        if path.is_file() and b"tool.normcheck" in path.read_bytes():
+            return path
+    raise pytest.UsageError(f"--normcheck needs a table [tool.normcheck], but there is none in {config.rootpath / FILE}")
+
+
+def _paths(config: pytest.Config) -> list[Path]:
+    """What pytest is told to collect, without the names of single items."""
+    return [(config.invocation_params.dir / argument.partition("::")[0]).resolve() for argument in config.args]
 
 
 def _task(item: pytest.Item) -> Task | None:

@@ -270,6 +270,17 @@ def test_a_project_without_test_code(project: pytest.Pytester) -> None:
     run(project, "--normcheck", "tests").assert_outcomes(passed=4, failed=1)
 
 
+def test_a_project_is_found_from_outside(project: pytest.Pytester) -> None:
+    """The table above what is collected counts where pytest's root folder has none; without any, the session does not start."""
+    inner = project.mkdir("inner")
+    inner.joinpath("pyproject.toml").write_text(TABLE, encoding="utf-8")
+    inner.joinpath("test_other.py").write_text("def test_other(): pass", encoding="utf-8")
+    run(project, "--normcheck", "inner/test_other.py").assert_outcomes(passed=4, failed=1)
+    result = run(project, "--normcheck")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*--normcheck needs a table [[]tool.normcheck], but there is none in *pyproject.toml"])
+
+
 def test_expected_failures_of_a_table(project: pytest.Pytester) -> None:
     """They are xfailed as those of a test are."""
     project.makepyprojecttoml(TABLE + 'expected-failures = {"with_another_eps-epsilon-*" = "eps is 1e-3"}\n')
@@ -297,7 +308,7 @@ def test_entries_of_a_table_have_settings_of_their_own(project: pytest.Pytester)
         (('["float32"]', '["float23"]'), "float23*float32"),
         (('"epsilon-placement"', '"epsilon-placment"'), "epsilon-placment*epsilon-placement"),
         (('norm = "rms_norm"\n', ""), "norm is missing for norms:sound"),
-        (("[tool.normcheck]", "[tool.other]"), "has no table [[]tool.normcheck]"),
+        (("[tool.normcheck]", "[tool.other]  # no tool.normcheck"), "has no table [[]tool.normcheck]"),
         (('["norms:sound", "norms:with_another_eps"]', "[]"), "implementations=[[]], but should list"),
         (('["norms:sound", "norms:with_another_eps"]', "[3]"), "implementations has 3, but should list"),
         (('"norms:with_another_eps"', "{name = 'x'}"), "target=None"),
