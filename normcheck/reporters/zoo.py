@@ -24,8 +24,7 @@ dtypes where it does not find the fault in all of those in which the fault was j
 not run, unless the fault is expected to fail it.
 """
 MAKING = """\
-`normcheck report reports/zoo.json -o docs/faults.md` makes this page, and
-`normcheck audit --faults --profile quick --output reports` the stored result.
+`normcheck audit --faults --profile quick --output reports && mv reports/faults.md docs/` makes this page and reports/zoo.json.
 """
 
 
@@ -61,7 +60,7 @@ def verdict(zoo: Zoo) -> str:
 
 
 def render(zoo: Zoo) -> str:
-    """The page: faults by kind, faults by check, and the sound collection."""
+    """The page: faults by kind, faults by check, and the sound collection; the same for the same findings."""
     made = f"Judged with {_versions(zoo)}: {verdict(zoo)}.\n"
     parts = [
         INTRODUCTION,
@@ -130,5 +129,5 @@ def _listed(dtypes_by_check: Mapping[str, Iterable[str]]) -> str:
 
 def _versions(zoo: Zoo) -> str:
     versions = zoo.born.get("versions", {})
-    named = [f"{name} {versions[name]}" for name in ("normcheck", "torch", "numpy") if name in versions]
+    named = [f"{name} {versions[name].partition('+')[0]}" for name in ("torch", "numpy") if name in versions]
     return ", ".join([*named, f"profile {zoo.born.get('profile', 'unknown')}", f"seed {zoo.born.get('seed', 'unknown')}"])
