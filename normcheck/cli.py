@@ -218,13 +218,18 @@ def list_(topic: str | None) -> None:
 @click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write to this file.")
 def explain(check_id: str | None, every: bool, output: Path | None) -> None:
     """Say what a check states, why it matters, for what it holds, and where its tolerance comes from."""
+    from normcheck import ledger
     from normcheck.checks import checks
+    from normcheck.faults import faults
     from normcheck.reporters import catalogue
 
     if every == (check_id is not None):
         raise click.UsageError("give either the id of a check or --all")
     known = checks()
-    page = catalogue.render(known.values()) if every else known[one_of("check", str(check_id), known)].doc + "\n"
+    if every:
+        page = catalogue.render(known.values(), faults(), ledger.entries())
+    else:
+        page = known[one_of("check", str(check_id), known)].doc + "\n"
     if output is None:
         click.echo(page if every else _with_headings(page), nl=False)
     else:

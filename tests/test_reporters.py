@@ -260,3 +260,32 @@ def test_catalogue_keeps_mathematics_literal() -> None:
     page = catalogue.render([_Page("b-check", doc, "second"), _Page("a-check", "A.", "first")])
     assert page.index("## first") < page.index("### a-check") < page.index("## second") < page.index("### b-check")
     assert "#### Statement\n\ny = 2\\*u\\*x \\< ``a*b``\n\n    code * 2" in page
+
+
+@dataclasses.dataclass(frozen=True)
+class _Broken:
+    name: str
+    expected: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Known:
+    check: str
+    text: str
+
+
+def test_catalogue_says_what_each_check_caught() -> None:
+    """Faults stand with every check that finds them, known faults of libraries once with the check that fails."""
+    pages = [_Page("a-check", "A.", "first"), _Page("b-check", "B.", "first")]
+    faults = [_Broken("wrong", ("a-check",)), _Broken("worse", ("b-check", "a-check"))]
+    page = catalogue.render(pages, faults, 2 * [_Known("b-check", "E[x**2] [lib <2]")])
+    _, first, second = page.split("\n### ")
+    assert "#### What it caught\n\nOf the zoo, 2: worse, wrong.\n\n[Source](../normcheck/checks/first.py)" in first
+    assert "Of the zoo, 1: worse.\n\nIn released libraries:\n\n- E[x\\*\\*2] [lib \\<2]\n\n[Source]" in second
+
+
+def test_catalogue_begins_with_a_table() -> None:
+    """Every check has a row that links to its page; what caught nothing does not say so."""
+    page = catalogue.render([_Page("a-check", "y = 2*x.\n\nMore.", "first")])
+    assert "| [a-check](#a-check) | y = 2\\*x. | first |" in page
+    assert "What it caught" not in page.partition("## first")[2]
