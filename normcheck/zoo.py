@@ -48,7 +48,8 @@ class Row:
 
     Attributes
     ----------
-    missed : dtypes by expected check: those in which the first found nothing, and all where another found nothing in any
+    missed : dtypes by expected check: those in which the first found nothing, and all where another found nothing in any,
+        which is told only where the fault was judged in all of its dtypes
     """
 
     fault: Fault
@@ -159,7 +160,8 @@ class Zoo:
     def _missed(self, fault: Fault, judged: Judged) -> dict[str, Dtypes]:
         first, *others = fault.expected
         missed = {first: tuple(dtype for dtype in judged.dtypes if dtype not in judged.found(first))}
-        missed |= {check: judged.dtypes for check in others if not judged.found(check)}
+        if set(judged.dtypes) == set(fault.dtypes):
+            missed |= {check: judged.dtypes for check in others if not judged.found(check)}
         return {check: dtypes for check, dtypes in missed.items() if dtypes and check in self.checks}
 
 
