@@ -27,7 +27,7 @@ _WIDTHS = {
 _QUICK_REGIMES = ("standard", "large-mean", "sparse-deviation", "outlier", "tiny")
 _ROWS = 8
 _COUNTS = {
-    "quick": (257, 8193),
+    "quick": (33, 257, 8193),
     "standard": (33, 255, 1025, 8193, 16383),
     "deep": (1, 31, 33, 127, 129, 255, 257, 511, 513, 1023, 1025, 4097, 8191, 8193, 16383, 65537),
 }
