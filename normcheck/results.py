@@ -119,7 +119,7 @@ class Result:
     def from_dict(cls, data: Mapping[str, Any]) -> Result:
         """The inverse of `to_dict`; keys that this version does not know are ignored."""
         known = {f.name for f in fields(cls)}
-        values = {key: _restore(value) for key, value in data.items() if key in known}
+        values = {key: _restore(value) if key in _NUMERIC else value for key, value in data.items() if key in known}
         values["outcome"] = Outcome(values["outcome"])
         values["severity"] = Severity(values.get("severity", "error"))
         values["shape"] = tuple(values.get("shape", ()))
@@ -129,6 +129,7 @@ class Result:
         return cls(**values)
 
 
+_NUMERIC = ("error", "tolerance", "measures", "series")
 _NUMBERS = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 
 
