@@ -20,7 +20,7 @@ from normcheck.results import Outcome
 CHECKS, LEDGER = checks(), ledger.entries()
 # the code under judgement decides how long an example takes; rows of 2000 elements are meant
 USUAL = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large], "print_blob": True}
-settings.register_profile("quick", max_examples=8, database=None, **USUAL)
+settings.register_profile("quick", max_examples=5, database=None, **USUAL)
 settings.register_profile("examples", phases=[Phase.explicit], **USUAL)
 settings.register_profile("nightly", max_examples=400, **USUAL)
 settings.load_profile("quick")
@@ -61,7 +61,7 @@ def _contexts(check: Check) -> Iterator[Context]:
     every = settings.get_current_profile_name() == "nightly"
     for implementation in implementations():
         for dtype in implementation.dtypes:
-            context = Context(implementation, dtype, profile="quick")
+            context = Context(implementation, dtype, profile="quick", shrink=False)
             if (every or dtype in DTYPES) and not check.applies(context):
                 yield context
 

@@ -43,6 +43,7 @@ class Context:
     dtype, device : of the input
     profile : ``quick``, ``standard`` or ``deep``
     seed : of all random inputs
+    shrink : whether failing inputs are shrunk; a search that shrinks them itself needs no second time
     """
 
     implementation: Implementation
@@ -50,6 +51,7 @@ class Context:
     device: str = "cpu"
     profile: str = "standard"
     seed: int = 0
+    shrink: bool = True
 
     def __repr__(self) -> str:
         """What a failing search shows; the implementation by its name."""

@@ -41,7 +41,8 @@ def witness(context: Context, case: Case, output: Array, failing: Failing) -> Wi
     at = failing(case, output)
     if at is None:
         return None
-    for smaller, expression in (_short if case.fold.width > _SHORT else _windows)(context, case, at):
+    parts = _short if case.fold.width > _SHORT else _windows
+    for smaller, expression in parts(context, case, at) if context.shrink else ():
         found = _try(context, smaller, failing)
         if found is not None:
             return _written(context, smaller, *found, expression)
