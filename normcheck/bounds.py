@@ -32,6 +32,7 @@ Sources: Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., chapte
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -163,12 +164,15 @@ class RowErrors:
 
     def standardized(self, allowed: ErrorClass) -> Array:
         """Error of the standardized value n, (R, D), to first order in u(H+8)."""
-        cert = self.certified
-        applied = np.zeros_like(self.rows)
-        if self.standardization.center:
-            twice = 2 if self.given else 1
-            applied = (np.abs(self.rows) + twice * np.abs(cert.mean)[:, None]) / cert.scale[:, None] * self.compute.u
-        return self.tau(allowed)[:, None] + applied + np.abs(self.normalized) * self.gain(allowed)[:, None]
+        return self.tau(allowed)[:, None] + self._applied + np.abs(self.normalized) * self.gain(allowed)[:, None]
+
+    @functools.cached_property
+    def _applied(self) -> Array:
+        """Error of the application as x*r - mu*r, (R, D)."""
+        if not self.standardization.center:
+            return np.zeros_like(self.rows)
+        mean, scale = self.certified.mean[:, None], self.certified.scale[:, None]
+        return np.asarray((np.abs(self.rows) + (2 if self.given else 1) * np.abs(mean)) / scale * self.compute.u)
 
     def _phi(self, share: Array) -> Array:
         std = self.standardization
@@ -188,10 +192,11 @@ class RowErrors:
             return np.asarray(0.5 * square)
         return np.asarray(np.minimum(np.sqrt(square), square / (2 * np.where(share > 0, share, 1e-300))))
 
-    @property
+    @functools.cached_property
     def normalized(self) -> Array:
         """n in float64, (R, D); for bounds, never for judging."""
-        return (self.rows - self.certified.mean[:, None]) / self.certified.scale[:, None]
+        with np.errstate(all="ignore"):
+            return np.asarray((self.rows - self.certified.mean[:, None]) / self.certified.scale[:, None])
 
     def _affine_error(self, inner: Array) -> Array:
         u = self.compute.u

@@ -94,6 +94,8 @@ def _claiming(command: Command) -> Command:
         click.option("--argument-order", metavar="NAME[,NAME...]", help="Such as x,weight,eps. Default: the norm's, x first."),
         click.option("--weight-dtype", metavar="DTYPE", help="Dtype of weight and bias. Default: the input's."),
         click.option("--channel-axis", type=click.Choice(["1", "-1"]), default="1", show_default=True, help="Of the channels."),
+        click.option("--autograd", is_flag=True, help="Judge the gradients that the framework's autograd gives as well."),
+        click.option("--validates", is_flag=True, help="It is expected to refuse wrong arguments such as a negative eps."),
         click.option("--training/--evaluation", default=None, help="Which mode of a norm with running statistics is judged."),
     )
     for option in reversed(options):

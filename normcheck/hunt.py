@@ -198,9 +198,7 @@ def hunt(
 class _Search:
     """One search: the contexts, the corpus and what was found so far."""
 
-    def __init__(
-        self, implementation: Implementation, device: str, corpus: Corpus, keep_going: bool, progress: Progress
-    ) -> None:
+    def __init__(self, implementation: Implementation, device: str, corpus: Corpus, keep_going: bool, progress: Progress) -> None:
         self.contexts = {dtype: Context(implementation, dtype, device, "quick") for dtype in implementation.dtypes}
         self.corpus = corpus
         self.keep_going = keep_going

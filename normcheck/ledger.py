@@ -45,12 +45,14 @@ class Entry:
     link: str = ""
     script: str = ""
 
+    def names(self, implementation: str, check: str) -> bool:
+        """Whether the entry speaks of this check on this implementation."""
+        return _matches(implementation, self.implementation) and _matches(check, self.check)
+
     def expects(self, result: Result) -> bool:
         """Whether the entry speaks of this result, in the version that is installed."""
-        pairs = [
-            (getattr(self, f), getattr(result, f)) for f in ("implementation", "check", "dtype", "device", "regime", "layout")
-        ]
-        return all(not pattern or fnmatchcase(value, _literal(pattern)) for pattern, value in pairs) and self.installed
+        matched = ("implementation", "check", "dtype", "device", "regime", "layout")
+        return all(_matches(getattr(result, name), getattr(self, name)) for name in matched) and self.installed
 
     @property
     def installed(self) -> bool:
@@ -78,18 +80,24 @@ def entries() -> tuple[Entry, ...]:
 
 def apply(results: Iterable[Result], ledger: Iterable[Entry] | None = None) -> tuple[Result, ...]:
     """Turn expected failures into ``xfailed``; where an entry's results all passed, mark the first ``xpassed``."""
-    known = tuple(entries() if ledger is None else ledger)
     done = list(results)
-    for entry in known:
-        places = [i for i, result in enumerate(done) if entry.expects(result)]
-        failing = [i for i in places if done[i].outcome in _EXPECTED]
-        for i in failing:
+    of = _by_implementation_and_check(done)
+    for entry in entries() if ledger is None else ledger:
+        places = [i for key, members in of.items() if entry.names(*key) for i in members if entry.expects(done[i])]
+        for i in (i for i in places if done[i].outcome in _EXPECTED):
             done[i] = replace(done[i], outcome=Outcome.XFAILED, ledger=entry.text)
         seen = any(done[i].outcome in (Outcome.XFAILED, Outcome.WARNED) for i in places)
         passed = [i for i in places if done[i].outcome is Outcome.PASSED]
         if passed and not seen:
             done[passed[0]] = replace(done[passed[0]], outcome=Outcome.XPASSED, ledger=entry.text)
     return tuple(done)
+
+
+def _by_implementation_and_check(results: Iterable[Result]) -> dict[tuple[str, str], list[int]]:
+    of: dict[tuple[str, str], list[int]] = {}
+    for i, result in enumerate(results):
+        of.setdefault((result.implementation, result.check), []).append(i)
+    return of
 
 
 def _expanded(data: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -116,9 +124,9 @@ def _entry(number: int, data: Mapping[str, Any]) -> Entry:
     return entry
 
 
-def _literal(pattern: str) -> str:
+def _matches(value: str, pattern: str) -> bool:
     # names of implementations carry brackets, which are no character sets here
-    return pattern.replace("[", "[[]")
+    return pattern in ("", value) or ("*" in pattern and fnmatchcase(value, pattern.replace("[", "[[]")))
 
 
 @functools.cache

@@ -69,7 +69,7 @@ def implementation_of(
     ------
     OptionError : with the message of whatever refuses the target or a setting
     """
-    given = {key: value for key, value in options.items() if value is not None}
+    given = {"validates": False} | {key: value for key, value in options.items() if value is not None}
     one_of("framework", given["framework"], frameworks())
     try:
         norm = norm_of(given.pop("norm_name"), given)
@@ -77,8 +77,9 @@ def implementation_of(
         given["channel_axis"] = int(given["channel_axis"])
         if "argument_order" in given:
             given["arguments"] = tuple(name.strip() for name in given.pop("argument_order").split(","))
+        given["grad"] = "autograd" if given.pop("autograd", False) else None
         load(target)
-        made = Implementation(Named(target), norm, contract, name=target, grad=None, dtypes=dtypes, devices=devices, **given)
+        made = Implementation(Named(target), norm, contract, name=target, dtypes=dtypes, devices=devices, **given)
         for device in devices:
             require(made, device)
     except (ValueError, MissingPackageError) as error:

@@ -119,7 +119,7 @@ def _result(
     where: dict[str, Any],
 ) -> Result:
     declared = isinstance(context.implementation.contract.accumulation, int)
-    verdict = verdicts[_class(context)]
+    verdict = verdicts.get(_class(context), verdicts["tree"])
     graded = REGIMES[str(where["regime"])].graded
     severity, outcome = Severity.ERROR, Outcome.FAILED
     if verdict.worst_ratio <= 1:
@@ -138,9 +138,11 @@ def _result(
 
 def _grade(context: Context, verdicts: dict[ClassName, Judgement]) -> int:
     """0 to 3 for A+, A, B, F. A+ is asked only of kernels that do not merge partial variances."""
-    asked = [verdicts["strict"].worst_ratio <= 1 and context.implementation.contract.accumulation != "merge"]
-    asked += [verdicts[name].worst_ratio <= 1 for name in ("tree", "sequential")]
-    return asked.index(True) if any(asked) else len(asked)
+    if verdicts["strict"].worst_ratio <= 1 and context.implementation.contract.accumulation != "merge":
+        return 0
+    if verdicts["tree"].worst_ratio <= 1:
+        return 1
+    return 2 if verdicts["sequential"].worst_ratio <= 1 else 3
 
 
 def _worst(verdict: Judgement) -> dict[str, float]:

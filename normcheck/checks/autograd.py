@@ -123,7 +123,7 @@ def gradient_accumulation(context: Context) -> Iterator[Result]:
 
     Known exceptions
     ----------------
-    None.
+    None known.
 
     References
     ----------
@@ -272,7 +272,8 @@ def double_backward(context: Context) -> Iterator[Result]:
 
     Holds for
     ---------
-    Implementations in float32 that the framework differentiates; those that refuse a second derivative by raising are skipped.
+    Implementations in float32 that the framework differentiates; those that refuse a second derivative by raising are skipped,
+    and so are absent parameters that the forward pass does not take.
 
     Tolerance
     ---------
@@ -293,7 +294,8 @@ def double_backward(context: Context) -> Iterator[Result]:
     has = [name for name in ("weight", "bias") if context.implementation.takes(name)]
     results: list[Result] = []
     refused: list[Result] = []
-    for absent in itertools.chain.from_iterable(itertools.combinations(has, n) for n in range(len(has) + 1)):
+    combinations = itertools.chain.from_iterable(itertools.combinations(has, n) for n in range(len(has) + 1))
+    for absent in (names for names in combinations if _taken(context, shape, names)):
         for name in ("x", *(name for name in has if name not in absent)):
             for result in guarded(context, "double-backward", _double, shape, absent, name, shape=shape):
                 (refused if result.outcome is Outcome.SKIPPED else results).append(result)
@@ -303,6 +305,17 @@ def double_backward(context: Context) -> Iterator[Result]:
         yield from (replace(result, outcome=Outcome.FAILED) for result in refused)
     elif refused:
         yield replace(refused[0], message=f"second derivatives are refused: {refused[0].message}")
+
+
+def _taken(context: Context, shape: tuple[int, ...], absent: tuple[str, ...]) -> bool:
+    """Whether the forward pass bears the absence of these parameters: code need not take None."""
+    case = context.case("standard", shape)
+    gone: dict[str, Any] = dict.fromkeys(absent)
+    try:
+        context.run(replace(case, inputs=replace(case.inputs, **gone)))
+    except (CallError, FormError):
+        return not absent
+    return True
 
 
 def _double(context: Context, shape: tuple[int, ...], absent: tuple[str, ...], name: str) -> Result:

@@ -39,7 +39,7 @@ def compiled(function: Function, passed: list[Any]) -> Any:
     """The call compiled by ``torch.compile``."""
     import torch
 
-    torch._dynamo.reset()  # type: ignore[no-untyped-call]
+    torch._dynamo.reset()
     return torch.compile(function)(*passed)
 
 
@@ -47,7 +47,7 @@ def exported(function: Function, passed: list[Any]) -> Any:
     """The call exported by ``torch.export`` and run from the program that comes out."""
     import torch
 
-    class Program(torch.nn.Module):
+    class Program(torch.nn.Module):  # type: ignore[misc]
         """The call as a module."""
 
         def __init__(self) -> None:

@@ -105,7 +105,7 @@ def _implementation(target: str, name: str, settings: dict[str, Any]) -> Impleme
     if isinstance(settings.get("normalized_shape"), list):
         settings["normalized_shape"] = ",".join(map(str, settings["normalized_shape"]))
     norm = norm_of(str(settings.pop("norm")), settings, spelled=str)
-    return Implementation(Named(target), norm, promised, name=name, **{"dtypes": DTYPES, **claim})
+    return Implementation(Named(target), norm, promised, name=name, **{"dtypes": DTYPES, "validates": False, **claim})
 
 
 def _claims() -> tuple[str, ...]:

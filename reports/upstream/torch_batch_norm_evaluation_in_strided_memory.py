@@ -1,4 +1,4 @@
-"""torch on CPU: batch_norm in evaluation computes in 16 bit where x is in neither of its two memory formats and parameters are 16 bit.
+"""torch on CPU: batch_norm in evaluation with 16-bit parameters computes in 16 bit unless x is contiguous or channels-last.
 
 The same values in contiguous memory are right but for the last rounding. Exits with 1 where the fault shows, with 0 where it is
 mended.
