@@ -228,6 +228,7 @@ def judge(planned: Sequence[Unit], *, workers: int = 1, progress: Progress | Non
     progress : called with tasks done, tasks in all, and a label
     settings : of the run, recorded with the result
     """
+    facts = born(sorted({unit.context.implementation.framework for unit in planned}), **settings)
     fired: dict[tuple[str, str], dict[str, Outcome]] = {}
     total, interrupted = sum(len(unit.checks) for unit in planned), False
     try:
@@ -238,8 +239,7 @@ def judge(planned: Sequence[Unit], *, workers: int = 1, progress: Progress | Non
     except KeyboardInterrupt:
         interrupted = True
     ids = tuple(dict.fromkeys(check.id for unit in planned for check in unit.checks))
-    libraries = sorted({unit.context.implementation.framework for unit in planned})
-    return Zoo(_judged(fired), ids, born(libraries, **settings), interrupted)
+    return Zoo(_judged(fired), ids, facts, interrupted)
 
 
 def read(path: str | Path) -> Zoo:
