@@ -273,7 +273,8 @@ def compare(
         expected = case.exact - sign * base.exact
         error = np.abs((after - sign * before) - expected)
         tolerance = case.reach(name) + base.reach(name) + case.rounding(after) + base.rounding(before)
-        judged = (case.errors.judged() & base.errors.judged())[:, None] & np.isfinite(expected)
+        fits = [np.abs(one.exact) + one.reach(name) <= one.out_format.max for one in (case, base)]
+        judged = (case.errors.judged() & base.errors.judged())[:, None] & fits[0] & fits[1]
         error = np.where(judged, np.where(np.isnan(error), np.inf, error), 0.0)
         tolerance = np.nan_to_num(tolerance, nan=0.0, posinf=np.inf)
         ratio = np.where(error > 0, error / tolerance, 0.0)
