@@ -28,6 +28,7 @@ SOUND = {implementation.name: implementation for implementation in sound()}
 APART = {  # one sound norm for each norm, arithmetic, framework and way to be called
     (s.norm.name, s.contract, s.framework, s.training, s.residual, callable(s.grad), *_ways(s)): s.name for s in SOUND.values()
 }
+CHECKS = tuple(checks())
 IN_EVERY_DTYPE = [(name, dtype) for name, fault in FAULTS.items() for dtype in fault.dtypes]
 
 
@@ -174,7 +175,7 @@ def test_a_fault_is_caught_by_all_its_checks(fault):
         assert any(_finding(fault, dtype, check) is not None for dtype in fault.dtypes), check
 
 
-def _findings(name, dtype, ids=tuple(checks()), profile="quick"):
+def _findings(name, dtype, ids=CHECKS, profile="quick"):
     implementation = SOUND[name]
     _needs(implementation.framework)
     context = Context(implementation, dtype, profile=profile)
@@ -193,7 +194,7 @@ def test_a_sound_norm_passes(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SOUND)
 def test_a_sound_norm_passes_in_every_dtype(name):
-    """So does every other norm, and in every dtype; each documented warning is given in one of them, if need be by the standard profile."""
+    """So does every other norm in every dtype; each documented warning is given in one, if need be by the standard profile."""
     found = [result for dtype in SOUND[name].dtypes for result in _findings(name, dtype)]
     assert [r.message for r in found if r.outcome is not Outcome.WARNED] == []
     documented, warned = set(sound_warnings().get(name, ())), {r.check for r in found}
