@@ -332,7 +332,7 @@ def _libraries(units: Iterable[Unit]) -> list[str]:
 
 def _collect(results: Mapping[tuple[int, int], list[Result]], facts: Mapping[str, Any]) -> Audit:
     ordered = [result for key in sorted(results) for result in results[key]]
-    return Audit(ledger.apply(ordered), facts)
+    return Audit(ledger.apply(ordered, profile=facts["profile"]), facts)
 
 
 def _append(journal: str | Path | None, results: Iterable[Result]) -> None:

@@ -13,8 +13,10 @@ from typing import Any
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
+from normcheck.regimes import WIDTHS
 from normcheck.results import Outcome, Result
 
+_PROFILES = tuple(WIDTHS)
 _EXPECTED = (Outcome.FAILED, Outcome.BROKEN, Outcome.CRASHED)
 
 
@@ -30,6 +32,7 @@ class Entry:
     link : where it is reported, or empty
     script : a script in the repository that shows it without normcheck
     direction : ``forward`` or ``backward``
+    profile : the least thorough profile that shows it; in a lesser one its absence is no news
     """
 
     implementation: str
@@ -44,6 +47,7 @@ class Entry:
     direction: str = "forward"
     link: str = ""
     script: str = ""
+    profile: str = "quick"
 
     def names(self, implementation: str, check: str) -> bool:
         """Whether the entry speaks of this check on this implementation."""
@@ -78,8 +82,14 @@ def entries() -> tuple[Entry, ...]:
     return tuple(_entry(number, one) for number, data in enumerate(faults, start=1) for one in _expanded(data))
 
 
-def apply(results: Iterable[Result], ledger: Iterable[Entry] | None = None) -> tuple[Result, ...]:
-    """Turn expected failures into ``xfailed``; where an entry's results all passed, mark the first ``xpassed``."""
+def apply(results: Iterable[Result], ledger: Iterable[Entry] | None = None, profile: str = "deep") -> tuple[Result, ...]:
+    """Turn expected failures into ``xfailed``; where an entry's results all passed, mark the first ``xpassed``.
+
+    Parameters
+    ----------
+    ledger : the entries; None for those that ship
+    profile : of the audit; an entry that only a more thorough one shows cannot be stale in it
+    """
     done = list(results)
     of = _by_implementation_and_check(done)
     for entry in entries() if ledger is None else ledger:
@@ -88,7 +98,7 @@ def apply(results: Iterable[Result], ledger: Iterable[Entry] | None = None) -> t
             done[i] = replace(done[i], outcome=Outcome.XFAILED, ledger=entry.text)
         seen = any(done[i].outcome in (Outcome.XFAILED, Outcome.WARNED) for i in places)
         passed = [i for i in places if done[i].outcome is Outcome.PASSED]
-        if passed and not seen:
+        if passed and not seen and _PROFILES.index(entry.profile) <= _PROFILES.index(profile):
             done[passed[0]] = replace(done[passed[0]], outcome=Outcome.XPASSED, ledger=entry.text)
     return tuple(done)
 

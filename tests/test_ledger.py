@@ -129,3 +129,11 @@ def test_numpy_is_there_for_these_tests() -> None:
     """The entry used above speaks of a library that is installed."""
     assert ENTRY.installed
     assert np.__version__
+
+
+def test_an_entry_is_not_stale_where_its_profile_is_not_reached() -> None:
+    """What only a standard audit shows is no news when a quick one passes; from standard on it is."""
+    entry = Entry(**{**vars(ENTRY), "profile": "standard"})
+    passed = [result(outcome=Outcome.PASSED)]
+    assert [r.outcome for r in apply(passed, [entry], profile="quick")] == [Outcome.PASSED]
+    assert [r.outcome for r in apply(passed, [entry], profile="standard")] == [Outcome.XPASSED]

@@ -79,7 +79,7 @@ class Task:
         import pytest
 
         __tracebackhide__ = True
-        self.results = ledger.apply(self.bench.judge(self.check))
+        self.results = ledger.apply(self.bench.judge(self.check), profile=self.bench.context.profile)
         bad = [result for result in self.results if result.outcome.bad]
         if bad:
             with self.bench.pinned():

@@ -13,6 +13,7 @@ from normcheck.audit import SCHEMA, THREADS, Audit
 from normcheck.born import born
 from normcheck.reporters import github, summary
 from normcheck.reporters.text import plain
+from normcheck.regimes import WIDTHS
 from normcheck.results import Result
 
 MOST = 12
@@ -37,7 +38,12 @@ def audit(told: Sequence[Mapping[str, Any]], arguments: Iterable[str], seed: int
         threads=THREADS,
         command=shlex.join(["pytest", *arguments]),
     )
-    return Audit(ledger.apply(sorted(results, key=lambda result: (result.implementation, result.dtype))), facts)
+    ordered = sorted(results, key=lambda result: (result.implementation, result.dtype))
+    return Audit(ledger.apply(ordered, profile=min((one["profile"] for one in told), key=_rank, default="deep")), facts)
+
+
+def _rank(profile: str) -> int:
+    return tuple(WIDTHS).index(profile)
 
 
 def write(found: Audit, folder: Path) -> list[Path]:
