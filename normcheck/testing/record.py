@@ -11,9 +11,9 @@ from typing import Any
 from normcheck import ledger, reporters
 from normcheck.audit import SCHEMA, THREADS, Audit
 from normcheck.born import born
+from normcheck.regimes import WIDTHS
 from normcheck.reporters import github, summary
 from normcheck.reporters.text import plain
-from normcheck.regimes import WIDTHS
 from normcheck.results import Result
 
 MOST = 12
