@@ -32,6 +32,7 @@ class Entry:
     link : where it is reported, or empty
     script : a script in the repository that shows it without normcheck
     direction : ``forward`` or ``backward``
+    sometimes : it shows on some inputs only, by the seed: where all pass, nothing was mended
     profile : the least thorough profile that shows it; in a lesser one its absence is no news
     """
 
@@ -45,6 +46,7 @@ class Entry:
     regime: str = ""
     layout: str = ""
     direction: str = "forward"
+    sometimes: bool = False
     link: str = ""
     script: str = ""
     profile: str = "quick"

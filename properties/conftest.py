@@ -20,7 +20,7 @@ from normcheck.results import Outcome
 CHECKS, LEDGER = checks(), ledger.entries()
 # the code under judgement decides how long an example takes; rows of 2000 elements are meant
 USUAL = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large], "print_blob": True}
-settings.register_profile("quick", max_examples=6, database=None, **USUAL)
+settings.register_profile("quick", max_examples=12, database=None, **USUAL)
 settings.register_profile("examples", phases=[Phase.explicit], **USUAL)
 settings.register_profile("nightly", max_examples=400, **USUAL)
 settings.load_profile("quick")

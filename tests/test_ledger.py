@@ -77,6 +77,13 @@ def test_a_mended_fault_is_xpassed() -> None:
     assert [r.outcome for r in mixed] == [Outcome.XFAILED, Outcome.PASSED]
 
 
+def test_a_fault_that_shows_sometimes_is_not_mended_when_it_does_not() -> None:
+    """An entry that is marked so excuses what fails, and says nothing where all pass."""
+    rare = Entry(**{**vars(ENTRY), "sometimes": True})
+    assert [r.outcome for r in apply([result(outcome=Outcome.PASSED)], [rare])] == [Outcome.PASSED]
+    assert [r.outcome for r in apply([result()], [rare])] == [Outcome.XFAILED]
+
+
 def test_warnings_are_left_as_they_are() -> None:
     """A warning does not fail an audit, so the ledger has nothing to excuse."""
     (done,) = apply([result(outcome=Outcome.WARNED)], [ENTRY])
