@@ -100,7 +100,8 @@ def apply(results: Iterable[Result], ledger: Iterable[Entry] | None = None, prof
             done[i] = replace(done[i], outcome=Outcome.XFAILED, ledger=entry.text)
         seen = any(done[i].outcome in (Outcome.XFAILED, Outcome.WARNED) for i in places)
         passed = [i for i in places if done[i].outcome is Outcome.PASSED]
-        if passed and not seen and _PROFILES.index(entry.profile) <= _PROFILES.index(profile):
+        shown = not entry.sometimes and _PROFILES.index(entry.profile) <= _PROFILES.index(profile)
+        if passed and not seen and shown:
             done[passed[0]] = replace(done[passed[0]], outcome=Outcome.XPASSED, ledger=entry.text)
     return tuple(done)
 
