@@ -38,7 +38,7 @@ class Interrupted(KeyboardInterrupt):
         self.audit = partial
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Audit:
     """All results of one run, and where it was born.
 
@@ -51,10 +51,14 @@ class Audit:
     results: tuple[Result, ...]
     born: Mapping[str, Any] = field(default_factory=dict)
 
+    def __repr__(self) -> str:
+        """How many results there are, and how many of them fail."""
+        return f"<Audit: {len(self.results)} results, {len(self.failures)} failures>"
+
     @property
     def passed(self) -> bool:
-        """Whether nothing failed, broke, crashed or ran out of time."""
-        return not self.failures
+        """Whether something was judged, and nothing failed, broke, crashed or ran out of time."""
+        return bool(self.results) and not self.failures
 
     @property
     def failures(self) -> tuple[Result, ...]:
@@ -167,6 +171,8 @@ def plan(
     ------
     ValueError : for an unknown profile or check, naming the nearest, or two implementations of one name
     """
+    if seed < 0:
+        raise ValueError(f"seed={seed}, but should be >= 0")
     if profile not in PROFILES:
         raise ValueError(f"profile={profile!r}, but should be one of {', '.join(PROFILES)}")
     chosen = _chosen(checks)
@@ -207,6 +213,8 @@ def audit(
     ValueError : for unknown options, see `plan`
     Interrupted : on Ctrl-C, with what was measured until then
     """
+    if workers < 1:
+        raise ValueError(f"workers={workers}, but should be >= 1")
     units = plan(implementations, profile=profile, checks=checks, dtypes=dtypes, devices=devices, seed=seed)
     facts = born(_libraries(units), schema=SCHEMA, profile=profile, seed=seed, threads=THREADS, command=_command())
     results: dict[tuple[int, int], list[Result]] = {}
@@ -218,7 +226,7 @@ def audit(
             if progress is not None:
                 progress(len(results), total, units[key[0]].label)
     except KeyboardInterrupt:
-        raise Interrupted(_collect(results, facts)) from None
+        raise Interrupted(_collect(results, {**facts, "interrupted": f"{len(results)} of {total} tasks were done"})) from None
     return _collect(results, facts)
 
 
@@ -260,6 +268,8 @@ def modes(implementation: Implementation) -> tuple[Implementation, ...]:
 
 def _chosen(ids: Iterable[str] | None) -> tuple[Check, ...]:
     known = checks()
+    if isinstance(ids, str):
+        raise ValueError(f"checks={ids!r}, but should be several ids, such as [{ids!r}]")
     if ids is None:
         return tuple(known.values())
     wanted = list(ids)
@@ -274,6 +284,9 @@ def _chosen(ids: Iterable[str] | None) -> tuple[Check, ...]:
 
 def _distinct(implementations: Iterable[Implementation]) -> Sequence[Implementation]:
     found = list(implementations)
+    for one in found:
+        if not isinstance(one, Implementation):
+            raise ValueError(f"implementation={one!r}, but should be an Implementation")
     names = [implementation.name for implementation in found]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:

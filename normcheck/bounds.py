@@ -21,6 +21,10 @@ product cost 6u (5u without a mean); hardware reciprocal roots of 2 ulp make it 
 affine bias into the same constant, ``u*|b|``. Weight and bias cost u each of their results. With given statistics tau and delta
 vanish and ``u*r*(|x|+2|mu|)`` covers scale and shift prepared ahead without a fused multiply-add.
 
+**Underflow.** Each product or quotient below the normal range loses up to eta, once for n, once times |w|, and once for y where
+the output format is the compute format. A weight that multiplies c before the division loses eta there, which 1/S enlarges. Where
+subnormal numbers are flushed, eta is the smallest normal value, and an input that is flushed loses |w|*eta/S.
+
 Altogether, before the rounding to the output format::
 
     E = |w| * (tau + u*r*(|x|+|mu|) + |n| * (u*((H+4)*phi/2 + k) + quadratic + merge)) * (1 + 4u(H+8))
@@ -40,7 +44,7 @@ from typing import Literal, Protocol
 import numpy as np
 
 from normcheck.contract import Contract
-from normcheck.formats import Array, Format, Mask
+from normcheck.formats import FORMATS, Array, Format, Mask
 from normcheck.norms import Standardization
 from normcheck.reference import Certified
 
@@ -108,6 +112,8 @@ class RowErrors:
     offset : whether the weight is formed by an addition
     given : whether the statistics were given
     out_is_compute : whether the output format is the compute format
+    flushes : whether every subnormal number, inputs included, may become zero
+    through_float32 : whether the result may be rounded to float32 on its way to a narrower output, as frameworks cast float64
     """
 
     rows: Array
@@ -119,12 +125,15 @@ class RowErrors:
     offset: bool = False
     given: bool = False
     out_is_compute: bool = True
+    flushes: bool = False
+    through_float32: bool = False
 
     def bound(self, allowed: ErrorClass) -> Array:
         """E of the module docstring, (R, D), with the reference's own err added; not finite where nothing can be promised."""
         with np.errstate(all="ignore"):
             inner = self.standardized(allowed) * (1 + 4 * self.compute.u * (allowed.height + 8))
-            return self._affine_error(inner) + self.certified.err + self._underflow()
+            bound = self._affine_error(inner) + self.certified.err + self._underflow()
+            return bound + FORMATS["float32"].u * np.abs(self.certified.hi) if self.through_float32 else bound
 
     def tau(self, allowed: ErrorClass) -> Array:
         """Error of the mean in units of the output, (R,): the common mode. Zero where no mean is computed."""
@@ -133,7 +142,7 @@ class RowErrors:
         u, cert, adds = self.compute.u, self.certified, allowed.height + 1
         # quotients first: products with u of values near the float64 limits would underflow
         relative = cert.abs_mean / cert.scale * (adds * u) + cert.max_abs / cert.scale * (3 * u * allowed.merges)
-        return relative + math.ceil(adds / 2) * self.compute.min_subnormal / cert.scale
+        return relative + math.ceil(adds / 2) * self.eta / cert.scale
 
     def judged(self) -> Mask:
         """Which rows can be judged by the bound, (R,): finite, with sums of squares in the compute format's range (S**2 at least
@@ -208,9 +217,19 @@ class RowErrors:
         return inner
 
     def _underflow(self) -> Array:
-        eta = self.compute.min_subnormal
-        weight = 0.0 if self.weight is None else np.abs(self.weight)
-        return np.broadcast_to(eta * (1 + weight) + eta * self.out_is_compute, self.rows.shape)
+        """Roundings below the normal range: of n, w*n and y; of w*c where a weight multiplies before the division; and of an
+        input that is flushed.
+        """
+        eta, weight = self.eta, 0.0 if self.weight is None else np.abs(self.weight)
+        early = 0.0 if self.weight is None else 1.0
+        late = 1.0 if self.weight is None else weight
+        before = eta / self.certified.scale[:, None] * (early + late * self.flushes)
+        return np.broadcast_to(eta * (1 + weight) + eta * self.out_is_compute + before, self.rows.shape)
+
+    @property
+    def eta(self) -> float:
+        """What one underflow can lose: the smallest subnormal, or the smallest normal value where subnormals are flushed."""
+        return self.compute.min_normal if self.flushes else self.compute.min_subnormal
 
 
 @dataclass(frozen=True, eq=False)

@@ -77,7 +77,7 @@ def _claiming(command: Command) -> Command:
     options = (
         click.argument("target"),
         click.option("--norm", "norm_name", required=True, metavar="NORM", help="What it claims to compute, such as rms_norm."),
-        click.option("--eps", type=float, help="The norm's eps."),
+        click.option("--eps", type=float, help="The norm's eps. Default: see `normcheck list norms`."),
         click.option("--eps-placement", metavar="PLACEMENT", help="inside, outside, max, max_inside or none."),
         click.option("--ddof", type=int, help="1 for the variance with Bessel's correction."),
         click.option("--weight-offset", type=float, help="Added to the weight before it multiplies; 1 for 1 + w."),

@@ -297,7 +297,11 @@ class _Search:
         self.hunt.rows += len(output)
         verdict = case.judge(output, pass_class(context))
         worst = np.asarray(np.where(verdict.judged, verdict.ratio, 0.0).max(axis=1))
-        if worst.max(initial=0.0) > 1 and not context.implementation.contract.subnormals and flushed(case, output, verdict):
+        if (
+            worst.max(initial=0.0) > 1
+            and not context.implementation.contract.subnormals
+            and flushed(case, output, pass_class(context))
+        ):
             return np.zeros(len(worst))
         return worst
 

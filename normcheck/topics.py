@@ -18,7 +18,10 @@ def listed(topic: str) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     if topic == "norms":
         from normcheck.norms import NORMS
 
-        return ("name", "computes"), [(name, (norm.__doc__ or "").partition("\n")[0]) for name, norm in NORMS.items()]
+        rows: list[tuple[str, ...]] = [
+            (name, f"{norm.eps:g}", (norm.__doc__ or "").partition("\n")[0]) for name, norm in NORMS.items()
+        ]
+        return ("name", "eps", "computes"), rows
     if topic == "regimes":
         from normcheck.regimes import REGIMES
 

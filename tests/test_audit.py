@@ -210,3 +210,55 @@ def test_the_grade_is_that_of_the_worst_case() -> None:
     graded = [Result(dtype="float32", measures={"grade": float(g)}, **common) for g in (0, 3, 1)]
     audit = nc.Audit((*graded, Result(dtype="float16", **common)))
     assert audit.grades == {("i", "float32"): GRADES[3], ("i", "float16"): "-"}
+
+
+def test_a_batch_norm_may_write_its_statistics_or_take_none() -> None:
+    """In training what returns y alone may update running statistics in place; code that takes none is judged without them."""
+
+    def channels(x: Any, values: Any) -> Any:
+        return values.reshape([-1 if a == 1 else 1 for a in range(x.ndim)])
+
+    def plain(x: Any, weight: Any, bias: Any) -> Any:
+        axes = tuple(a for a in range(x.ndim) if a != 1)
+        c = x - x.mean(axes, keepdims=True)
+        r = 1 / np.sqrt((c * c).mean(axes, keepdims=True) + np.float32(1e-5))
+        return c * r * channels(x, weight) + channels(x, bias)
+
+    def in_place(x: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bool, momentum: float) -> Any:
+        axes = tuple(a for a in range(x.ndim) if a != 1)
+        if not training:
+            r = 1 / np.sqrt(var + np.float32(1e-5))
+            return (x - channels(x, mean)) * channels(x, r) * channels(x, weight) + channels(x, bias)
+        mean += momentum * (x.mean(axes) - mean)
+        return plain(x, weight, bias)
+
+    norm = nc.BatchNorm()
+    taken = nc.check(in_place, norm, **QUICK, checks=["accuracy", "inputs-unchanged"])
+    assert taken.passed, [r.message for r in taken.failures]
+    absent = nc.check(plain, norm, **QUICK, arguments=("x", "weight", "bias"), training=True)
+    assert not [r.message for r in absent.results if r.outcome is Outcome.BROKEN]
+
+
+def test_an_interrupted_audit_says_so() -> None:
+    """A partial audit is never reported as a pass of the whole."""
+    from normcheck.reporters import summary
+
+    def progress(done: int, total: int, label: str) -> None:
+        if done == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(Interrupted) as caught:
+        nc.check(rms, nc.RMSNorm(eps=1e-6), **QUICK, progress=progress)
+    partial = caught.value.audit
+    assert partial.born["interrupted"].startswith("3 of ")
+    assert summary.verdict(partial).startswith("Interrupted: 3 of ")
+
+
+def test_nothing_judged_is_no_pass() -> None:
+    """An audit without results does not count as passed, and what is no implementation is refused."""
+    assert not nc.Audit(()).passed
+    assert repr(nc.Audit(())) == "<Audit: 0 results, 0 failures>"
+    with pytest.raises(ValueError, match="implementation=3, but should be an Implementation"):
+        nc.audit([3])  # type: ignore[list-item]
+    with pytest.raises(ValueError, match="norm='layer_norm', but should be a norm such as"):
+        nc.reference("layer_norm", np.ones((1, 4)))  # type: ignore[arg-type]

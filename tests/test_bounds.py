@@ -238,3 +238,48 @@ def test_given_statistics_have_no_common_mode() -> None:
     applied = F32.u * (np.abs(rows) + 2 * np.abs(rows.mean(axis=1, keepdims=True)))
     limit = applied + 9 * F32.u * np.abs(certified.hi)
     assert (errors.bound(allowed) <= limit * (1 + 4 * F32.u * (4097 + 9)) + math.ldexp(1.0, -140)).all()
+
+
+@pytest.mark.parametrize("width", [8, 64])
+def test_a_weight_before_the_division_stays_within_the_bound_below_the_normal_range(width: int) -> None:
+    """(w*c)/S in float32 on subnormal rows: the underflow of w*c, which 1/S enlarges, is part of E."""
+    rows = REGIMES["subnormal"].rows(12, width, F32, 3)
+    weight = np.resize(F32.round([0.3, -1.7, 0.9]), (1, width))
+    std = standardization()
+    certified = certify(rows, std, weight)
+    spread = np.broadcast_to(np.abs(weight), rows.shape)
+    errors = RowErrors(rows, certified, std, F32, weight=spread)
+    x, w = rows.astype(np.float32), weight.astype(np.float32)
+    c = x - x.mean(-1, keepdims=True)
+    scale = np.sqrt((c * c).mean(-1, keepdims=True) + np.float32(1e-5))
+    output = ((w * c) / scale).astype(np.float64)
+    verdict = judge(output, certified, errors.bound(error_class("tree", width, True)), F32, errors.judged())
+    assert verdict.judged.any()
+    assert verdict.worst_ratio <= 1
+
+
+def test_flushing_widens_the_bound_to_the_smallest_normal_value() -> None:
+    """With every subnormal flushed, inputs included, outputs conform to the flushing bound and to no other."""
+    rows = REGIMES["subnormal"].rows(9, 33, F32, 0)
+    std = standardization(center=False, eps=1e-6)
+    certified = certify(rows, std)
+    tiny = np.float32(F32.min_normal)
+    x = np.where(np.abs(rows) < tiny, 0, rows).astype(np.float32)
+    output = (x / np.sqrt(np.float32(1e-6))).astype(np.float64)
+    allowed = error_class("tree", 33, False)
+    strict = RowErrors(rows, certified, std, F32)
+    lenient = RowErrors(rows, certified, std, F32, flushes=True)
+    assert judge(output, certified, strict.bound(allowed), F32, strict.judged()).worst_ratio > 1
+    assert judge(output, certified, lenient.bound(allowed), F32, lenient.judged()).worst_ratio <= 1
+
+
+def test_a_cast_through_float32_is_allowed_for() -> None:
+    """float64 arithmetic with 16-bit output may round through float32: half an ulp of float32 more."""
+    rows = REGIMES["standard"].rows(2, 16, BF16, 0)
+    std = standardization()
+    certified = certify(rows, std)
+    plain, through = (
+        RowErrors(rows, certified, std, FORMATS["float64"], out_is_compute=False, through_float32=cast) for cast in (False, True)
+    )
+    allowed = error_class("tree", 16, True)
+    assert np.array_equal(through.bound(allowed), plain.bound(allowed) + F32.u * np.abs(certified.hi))

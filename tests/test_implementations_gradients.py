@@ -152,7 +152,8 @@ def test_faulty_backward_function_is_a_call_error(grad: Any, message: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("grad", "message"), [(None, "grad=None: mine has no backward pass"), ("autograd", "numpy does not differentiate: give grad")]
+    ("grad", "message"),
+    [(None, "grad=None: gradients of mine are not judged"), ("autograd", "numpy does not differentiate: give grad")],
 )
 def test_code_without_gradients_is_refused(grad: Any, message: str) -> None:
     """An implementation that cannot be differentiated says why."""

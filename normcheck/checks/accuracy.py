@@ -124,7 +124,7 @@ def _result(
     severity, outcome = Severity.ERROR, Outcome.FAILED
     if verdict.worst_ratio <= 1:
         outcome = Outcome.PASSED
-    elif not graded and flushed(case, output, verdict):
+    elif not graded and flushed(case, output, _class(context)):
         severity = Severity.ERROR if context.implementation.contract.subnormals else Severity.WARNING
         outcome = Outcome.FAILED if context.implementation.contract.subnormals else Outcome.WARNED
     elif verdicts["sequential"].worst_ratio <= 1 and not declared:
@@ -158,16 +158,13 @@ def _message(case: Case, output: Array, verdict: Judgement, outcome: Outcome, gr
     got, exact = float(output[at]), float(case.exact[at])
     text = f"y[{at[0]}, {at[1]}]={got!r}, but should be {exact!r} within {float(verdict.tolerance[at]):.3g} [{describe(case)}]"
     if outcome is Outcome.WARNED:
-        text += "; within the bound of a sequential sum only" if graded else "; subnormal values are flushed to zero"
+        text += "; within the bound of a sequential sum only" if graded else "; as if subnormal values were flushed to zero"
     return text
 
 
-def flushed(case: Case, output: Array, verdict: Judgement) -> bool:
-    """Whether every judged element that breaks the bound is a zero that stands for a subnormal input or output."""
-    beyond = verdict.judged & (verdict.ratio > 1)
-    small = max(case.x_format.min_normal, case.errors.compute.min_normal)
-    tiny = (np.abs(case.rows) < small) | (np.abs(case.exact) < case.out_format.min_normal)
-    return bool((tiny & (np.abs(output) < case.out_format.min_normal))[beyond].all())
+def flushed(case: Case, output: Array, name: ClassName) -> bool:
+    """Whether the output conforms once every subnormal number, input, intermediate or output, may have been flushed to zero."""
+    return case.flushing().judge(output, name).worst_ratio <= 1
 
 
 def _figures(case: Case, output: Array, verdict: Judgement) -> dict[str, float]:

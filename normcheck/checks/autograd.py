@@ -299,6 +299,11 @@ def double_backward(context: Context) -> Iterator[Result]:
         for name in ("x", *(name for name in has if name not in absent)):
             for result in guarded(context, "double-backward", _double, shape, absent, name, shape=shape):
                 (refused if result.outcome is Outcome.SKIPPED else results).append(result)
+    if results and all(result.measures.get("absent") for result in results):
+        yield replace(
+            results[0], outcome=Outcome.SKIPPED, message="second derivatives are refused: the first are not differentiable"
+        )
+        return
     yield from results
     # who refuses all second derivatives may; who has some and raises for others has forgotten these
     if results:
@@ -333,7 +338,9 @@ def _double(context: Context, shape: tuple[int, ...], absent: tuple[str, ...], n
         without = "".join(f", {name}=None" for name in absent)
         text = f"derivative of {NAMES[name]}={error}, but should be an array [{describe(case)}{without}]"
         return context.result("double-backward", Outcome.SKIPPED, text, **where)
-    return _second_verdict(context, gradient, found, along, where)
+    result = _second_verdict(context, gradient, found, along, where)
+    absent_all = all(array is None for array in found.values.values())
+    return replace(result, measures={"absent": 1.0}) if absent_all else result
 
 
 def _second_verdict(

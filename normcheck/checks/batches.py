@@ -25,6 +25,8 @@ def needs_training(context: Context) -> str:
     """Why running statistics cannot be trained here, or ``""``."""
     if not context.norm.has_running:
         return f"{context.norm.name} as given keeps no running statistics"
+    if not context.implementation.takes("running_mean"):
+        return "the code is given no running statistics"
     return "" if context.training else "judged in training"
 
 
@@ -143,8 +145,8 @@ def batch(context: Context, shape: tuple[int, ...], *, number: int = 0, training
         x=fold.unfold(rows),
         weight=weights(size, fmt, context.seed, context.norm.weight_offset) if takes("weight") else None,
         bias=biases(size, fmt, context.seed) if takes("bias") else None,
-        running_mean=np.resize([-1.5, 4.0, 0.25], fold.period),
-        running_var=np.resize([0.5, 2.0, 8.0], fold.period),
+        running_mean=np.resize([-1.5, 4.0, 0.25], fold.period) if takes("running_mean") else None,
+        running_var=np.resize([0.5, 2.0, 8.0], fold.period) if takes("running_var") else None,
         dtype=context.dtype,
         weight_dtype=context.implementation.weight_dtype,
         device=context.device,

@@ -123,6 +123,10 @@ class Case:
             found["sequential"] = self.judge(output, "sequential", gap)
         return found
 
+    def flushing(self) -> Case:
+        """The same case where every subnormal number may be flushed to zero."""
+        return replace(self, errors=replace(self.errors, flushes=True))
+
     def judge(self, output: Array, name: ClassName, gap: Array | None = None) -> Judgement:
         """Hold output rows (R, D) against the bound of a class; ``gap`` as for `normcheck.bounds.judge`."""
         judged, bound = self.errors.judged(), self.bound(name)
@@ -187,6 +191,7 @@ def regime_case(
     weighted: bool = True,
     biased: bool = True,
     training: bool = True,
+    tracked: bool = True,
     seed: int = 0,
 ) -> Case:
     """The case of a regime: its rows in this shape, random weights, and a bias, of zeros where another would hide all."""
@@ -206,12 +211,17 @@ def regime_case(
         layout=layout,
         training=training,
     )
-    return make_case(norm, contract, fold, rows, with_statistics(inputs, norm, fold, rows))
+    return make_case(norm, contract, fold, rows, with_statistics(inputs, norm, fold, rows, taken=tracked))
 
 
-def with_statistics(inputs: Inputs, norm: Norm, fold: Fold, rows: Array) -> Inputs:
-    """Add running statistics to the inputs of a norm that has them: in evaluation such as suit the rows, else zeros and ones."""
-    if not norm.has_running:
+def with_statistics(inputs: Inputs, norm: Norm, fold: Fold, rows: Array, *, taken: bool = True) -> Inputs:
+    """Add running statistics to the inputs of a norm that has them: in evaluation such as suit the rows, else zeros and ones.
+
+    Parameters
+    ----------
+    taken : whether the implementation takes them; in training it need not
+    """
+    if not norm.has_running or not (taken or not inputs.training):
         return inputs
     channels = fold.period
     if inputs.training:
@@ -283,4 +293,5 @@ def _errors(
         offset=norm.weight_offset != 0,
         given=norm.has_running and not inputs.training,
         out_is_compute=contract.output_format(x_format, weight_format) == compute,
+        through_float32=compute.p == 53 and contract.output_format(x_format, weight_format).p < 24,
     )

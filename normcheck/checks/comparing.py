@@ -58,7 +58,11 @@ def case_from(
         layout=layout,
         training=context.training,
     )
-    given = inputs if "running_mean" in changes else with_statistics(inputs, norm, fold, rows)
+    given = (
+        inputs
+        if "running_mean" in changes
+        else with_statistics(inputs, norm, fold, rows, taken=context.implementation.takes("running_mean"))
+    )
     inputs = replace(given, **changes)
     return make_case(norm, numerics(context.implementation.contract), fold, rows, inputs)
 

@@ -290,7 +290,7 @@ def _case(context: Context, given: Batch) -> Case:
     if context.norm.has_running:
         return replace(evaluation_case(context, given.inputs), inputs=given.inputs)
     fold = context.norm.fold(given.inputs.x.shape, context.implementation.channel_axis)
-    inputs = with_statistics(given.inputs, context.norm, fold, given.rows)
+    inputs = with_statistics(given.inputs, context.norm, fold, given.rows, taken=context.implementation.takes("running_mean"))
     return make_case(context.norm, numerics(context.implementation.contract), fold, given.rows, inputs)
 
 

@@ -141,7 +141,7 @@ def constant_verdict(context: Context, case: Case, output: Array) -> Result:
     limits = case.reach("sequential") if failed else _promised(context, case)
     limit = float(np.broadcast_to(limits, output.shape)[at])
     text = (
-        f"y={float(output[at])!r} on a row of {case.fold.width} times {float(case.rows[at])!r}, but should be "
+        f"y={float(output[at])!r} on a row of {case.fold.width} elements of {float(case.rows[at])!r}, but should be "
         f"{float(case.exact[at])!r} within {limit:.3g} [{describe(case)}]"
     )
     return context.result(

@@ -73,7 +73,9 @@ def mixed_dtypes(context: Context) -> Iterator[Result]:
     Kind K14 of the catalogue of faults: huggingface/transformers#30236, NVIDIA/TransformerEngine#371.
     """
     own = context.implementation.weight_dtype or context.dtype
-    for dtype in (d for d in dict.fromkeys((*_WEIGHTS, context.dtype)) if d != own):
+    # parameters narrower than x are a mistake of the caller's, unless the code says that it takes them
+    wide = [d for d in _WEIGHTS if FORMATS[d].p >= context.x_format.p or d in context.implementation.dtypes]
+    for dtype in (d for d in dict.fromkeys((*wide, context.dtype)) if d != own):
         yield from guarded(context, "mixed-dtypes", _mixed, dtype, regime="standard")
 
 

@@ -33,6 +33,7 @@ def standard_case(context: Context, contract: Contract, weight_dtype: str | None
         weighted=implementation.takes("weight"),
         biased=implementation.takes("bias"),
         training=context.training,
+        tracked=implementation.takes("running_mean"),
         seed=context.seed,
     )
 

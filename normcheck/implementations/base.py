@@ -21,6 +21,8 @@ INPUTS = (*ARRAYS, "training", "momentum")
 RESULTS = ("y", "new_residual", "running_mean", "running_var", "mean", "rstd")
 SETTINGS = ("eps", "normalized_shape", "num_groups", "num_features", "num_channels", "fraction", "affine", "track_running_stats")
 VARIABLE = ("eps", "normalized_shape", "num_groups", "fraction", "momentum")
+# what a factory is trusted to read from the norm; sizes it usually takes from the shape
+_MADE = ("eps", "num_groups", "fraction", "momentum")
 
 
 @dataclass(frozen=True, eq=False)
@@ -222,6 +224,10 @@ class Implementation:
             raise ValueError(f"grad={self.grad!r}, but should be 'autograd', None or a function backward(inputs, grads)")
         if self.returns is not None:
             object.__setattr__(self, "returns", _names("returns", self.returns, RESULTS, empty=False))
+        for name in ("widths", "ranks"):
+            value = getattr(self, name)
+            if value is not None and not (isinstance(value, Container) and value):
+                raise ValueError(f"{name}={value!r}, but should be None or several sizes, such as range(2, 65)")
         self._check_mode()
         self._check_arguments()
         if not self.name:
@@ -289,7 +295,7 @@ class Implementation:
     @property
     def variable(self) -> tuple[str, ...]:
         """The settings of the norm that can be varied."""
-        named = self.passes if self.call is not None else VARIABLE
+        named = self.passes if self.call is not None else getattr(self.target, "settings", _MADE)
         return tuple(f.name for f in fields(cast(Any, self.norm)) if f.name in VARIABLE and f.name in named)
 
     def knows(self, setting: str) -> bool:

@@ -80,6 +80,9 @@ def _file(path: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise TargetError(f"file {path!r} cannot be imported")
+    beside = str(Path(path).resolve().parent)
+    if beside not in sys.path:
+        sys.path.append(beside)
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)

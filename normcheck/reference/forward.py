@@ -114,6 +114,8 @@ def prepare(
     ------
     ValueError : as described there
     """
+    if not isinstance(norm, Norm):
+        raise ValueError(f"norm={norm!r}, but should be a norm such as LayerNorm(eps=1e-5)")
     contract = contract or Contract()
     values = as_values("x", x)
     fmt_x = format_of(values.dtype)

@@ -198,7 +198,9 @@ def verdict(audit: Judged) -> str:
     total = number(sum(sum(row.counts.values()) for row in judged), "result")
     if not judged:
         return "Nothing was judged."
-    return f"{_subject(len(judged), sum(1 for row in judged if row.bad))}, in {total}{_notes(judged)}."
+    told = f"{_subject(len(judged), sum(1 for row in judged if row.bad))}, in {total}{_notes(judged)}."
+    stopped = audit.born.get("interrupted")
+    return f"Interrupted: {stopped}. Of what was judged: {told[0].lower()}{told[1:]}" if stopped else told
 
 
 def _subject(judged: int, failing: int) -> str:

@@ -192,7 +192,7 @@ def _objection(case: Case, values: Array, dtype: str) -> str:
     if outside:
         return outside
     if verdict.worst is not None and verdict.worst_ratio > 1:
-        lenient = not case.contract.subnormals and flushed(case, output, verdict)
+        lenient = not case.contract.subnormals and flushed(case, output, widest(case))
         return "" if lenient else _message(case, output, verdict)
     return _nothing_said(case, output, verdict)
 
