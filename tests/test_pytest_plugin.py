@@ -160,9 +160,13 @@ def test_the_snippet_fails_when_it_is_pasted(project: pytest.Pytester, name: str
     assert source is not None
     script = project.makepyfile(pasted=source[1])
     assert "normcheck" not in script.read_text()
-    assert subprocess.run([sys.executable, script], capture_output=True, check=False).returncode == 1
+    beside = {**os.environ, "PYTHONPATH": str(project.path)}
+    pasted = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False, env=beside)
+    assert pasted.returncode == 1
+    assert "ModuleNotFoundError" not in pasted.stderr
     Path("norms.py").write_text(NORMS + f"\n{name} = sound\n", encoding="utf-8")
-    assert subprocess.run([sys.executable, script], capture_output=True, check=False).returncode == 0
+    pasted = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False, env=beside)
+    assert pasted.returncode == 0, pasted.stderr
 
 
 def test_an_exception_of_the_code_is_shown_as_its_own(project: pytest.Pytester) -> None:
