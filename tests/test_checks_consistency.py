@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 
+from normcheck import Implementation, RMSNorm
 from normcheck.checks import Context, checks, run_check
 from normcheck.faults import faults, sound
 from normcheck.implementations import implementations
 from normcheck.implementations.processes import Processes
-from normcheck.results import Outcome
+from normcheck.results import Outcome, Result
 
 torch = pytest.importorskip("torch")
 
@@ -92,3 +94,24 @@ def test_processes_talk_to_each_other() -> None:
     outputs, means, variances = workers(shards, None, None, zeros, ones, 1.0)
     assert [y.shape for y in outputs] == [(1, 1), (2, 1)]
     assert [[float(m) for m in means], [float(v) for v in variances]] == [[3.0, 3.0], [7.0, 7.0]]
+
+
+def test_the_forward_pass_with_gradients_recorded_is_judged() -> None:
+    """A norm that computes something else where x requires a gradient is wrong in every training step, and found."""
+
+    def plain(x: Any, weight: Any) -> Any:
+        h = x.float()
+        return (h * torch.rsqrt((h * h).mean(-1, keepdim=True) + 1e-6) * weight.float()).to(x.dtype)
+
+    def other_in_training(x: Any, weight: Any) -> Any:
+        y = plain(x, weight)
+        return y + (0.01 * y).detach() if x.requires_grad else y
+
+    def results(call: Any) -> list[Result]:
+        implementation = Implementation(call, RMSNorm(eps=1e-6), dtypes=("float32",))
+        return run_check(checks()["inference-mode"], Context(implementation, "float32", profile="quick"))
+
+    assert {r.outcome for r in results(plain)} == {Outcome.PASSED}
+    failed = [r for r in results(other_in_training) if r.outcome is Outcome.FAILED]
+    assert failed
+    assert "gradients recorded" in failed[0].message

@@ -19,7 +19,7 @@ from normcheck.implementations import CallError, Implementation, call, require
 from normcheck.implementations.calls import Around
 from normcheck.implementations.gradients import Gradients, differentiable
 from normcheck.implementations.processes import Processes
-from normcheck.implementations.ways import compiled, exported, under_inference_mode, vmapped
+from normcheck.implementations.ways import compiled, exported, recorded, under_inference_mode, vmapped
 from normcheck.results import Outcome, Result
 
 _REGIMES = {
@@ -51,11 +51,12 @@ def _needs_workers(context: Context) -> str:
 
 @register("inference-mode", applies=_needs_torch)
 def inference_mode(context: Context) -> Iterator[Result]:
-    """Under ``torch.inference_mode`` the result is as right as without it.
+    """Under ``torch.inference_mode``, and with gradients recorded, the result is as right as without.
 
     Statement
     ---------
-    y lies within the bound of ``accuracy`` where no graph is recorded and inference mode is on.
+    y lies within the bound of ``accuracy`` where no graph is recorded and inference mode is on, and where x requires a
+    gradient, as in training.
 
     Why it matters
     --------------
@@ -78,6 +79,9 @@ def inference_mode(context: Context) -> Iterator[Result]:
     Kind K28 of the catalogue of faults.
     """
     yield from _each(context, "inference-mode", under_inference_mode, ", inference_mode")
+    if not differentiable(context.implementation):
+        place = context.implementation.passes.index("x")
+        yield from _each(context, "inference-mode", recorded(place), ", gradients recorded", refusal=True)
 
 
 @register("vmap", applies=_needs_torch)

@@ -16,6 +16,22 @@ def under_inference_mode(function: Function, passed: list[Any]) -> Any:
         return function(*passed)
 
 
+def recorded(place: int) -> Callable[[Function, list[Any]], Any]:
+    """The call with gradients recorded for the argument at a place, as in training; the results are cut from the graph."""
+
+    def around(function: Function, passed: list[Any]) -> Any:
+        import torch
+
+        with torch.enable_grad():
+            x = passed[place].detach().requires_grad_(True).clone()
+            returned = function(*passed[:place], x, *passed[place + 1 :])
+        parts = returned if isinstance(returned, tuple) else (returned,)
+        cut = tuple(part.detach() if isinstance(part, torch.Tensor) else part for part in parts)
+        return cut if isinstance(returned, tuple) else cut[0]
+
+    return around
+
+
 def under_autocast(function: Function, passed: list[Any]) -> Any:
     """The call under ``torch.autocast`` to bfloat16, on the device of its first tensor."""
     import torch
