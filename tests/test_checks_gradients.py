@@ -252,12 +252,18 @@ def test_torch_saves_16_bit_statistics() -> None:
 def test_torch_forgets_the_bias_without_a_weight() -> None:
     """torch's second derivative of LayerNorm with weight=None and a bias is 0 where it should be the direction."""
     failed = [r for r in run(TORCH["torch.nn.functional.layer_norm"], "double-backward") if r.outcome is Outcome.FAILED]
+    if not failed and not torch.__version__.startswith("2.13."):
+        pytest.skip("this torch has mended it")
+    assert failed
     assert all("weight=None" in result.message and result.message.startswith("d(dbias)") for result in failed)
 
 
 def test_torch_has_no_group_norm_with_a_bias_alone() -> None:
     """torch's group_norm without a weight and with a bias raises in its backward pass."""
     failed = [r for r in run(TORCH["torch.nn.functional.group_norm"], "affine-gradients") if r.outcome is Outcome.FAILED]
+    if not failed and not torch.__version__.startswith("2.13."):
+        pytest.skip("this torch has mended it")
+    assert failed
     assert all(re.search(r"^backward raised RuntimeError.* \[weight=None\]", result.message) for result in failed)
 
 
