@@ -340,7 +340,8 @@ def _pin(unit: Unit) -> None:
 
 
 def _libraries(units: Iterable[Unit]) -> list[str]:
-    return sorted({unit.context.implementation.framework for unit in units})
+    used = {name for unit in units for name in (unit.context.implementation.framework, unit.context.implementation.requires)}
+    return sorted(used - {""})
 
 
 def _collect(results: Mapping[tuple[int, int], list[Result]], facts: Mapping[str, Any]) -> Audit:

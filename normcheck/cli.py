@@ -144,10 +144,10 @@ def audit(
         _judge_zoo(globs, kinds, given, output, workers or _cores(), dry_run)
         return
     found = chosen(names, framework)
+    _tell_missing(framework)
     if dry_run:
         _print_plan(plan(found, **given))
         return
-    _tell_missing(framework)
     _finish(*_run(found, {**given, "workers": workers or _cores()}), output, fail_on_warning, strict_ledger)
 
 
@@ -383,12 +383,10 @@ def _print_plan(units: Sequence[Unit]) -> None:
 
 
 def _tell_missing(framework: str | None) -> None:
-    from normcheck.implementations import frameworks
+    from normcheck.implementations import left_out
 
-    for name, adapter in frameworks().items():
-        line = adapter.available()
-        if line is not None and framework in (None, name):
-            click.echo(f"Left out: {name} is not installed; {line}", err=True)
+    for line in left_out(framework):
+        click.echo(f"Left out: {line}", err=True)
 
 
 def _with_headings(page: str) -> str:

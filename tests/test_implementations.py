@@ -29,7 +29,9 @@ from normcheck.implementations import (
     encode,
     frameworks,
     implementations,
+    left_out,
     load,
+    missing,
     observe,
     registry,
     require,
@@ -483,7 +485,21 @@ def test_a_missing_package_is_told_with_the_line_that_installs_it(monkeypatch):
         call(Implementation(abs, LayerNorm()), Inputs(X))
     with pytest.raises(MissingPackageError, match=r"pip install 'normcheck\[torch\]'"):
         implementations("torch")
-    assert {found.framework for found in implementations()} == {"numpy"}
+    assert "torch" not in {found.framework for found in implementations()}
+    assert "torch is not installed; pip install 'normcheck[torch]'" in left_out()
+
+
+def test_a_package_beside_the_framework_is_told_too(monkeypatch):
+    """What requires a package that is not there is left out of discovery, and told with the line that installs it."""
+    lacking = numpy_implementation(abs, name="lacking", requires="no-such-package")
+    ready = numpy_implementation(abs, name="ready", requires="numpy")
+    monkeypatch.setattr(registry, "_registered", lambda: (lacking, ready))
+    line = "no-such-package is not installed; pip install no-such-package"
+    assert [found.name for found in implementations("numpy")] == ["ready"]
+    assert left_out("numpy") == (line,)
+    assert (missing(lacking), missing(ready)) == (line, "")
+    with pytest.raises(MissingPackageError, match=line):
+        call(lacking, Inputs(X))
 
 
 def test_a_missing_device_is_named():

@@ -5,7 +5,7 @@ from normcheck.implementations.base import CallError, Framework, Implementation,
 from normcheck.implementations.calls import Observation, call, natives, observe, user_code
 from normcheck.implementations.companions import Block, Quantized
 from normcheck.implementations.gradients import Gradients, backward, backward_twice, differentiable
-from normcheck.implementations.registry import RegistrationError, frameworks, implementations, require
+from normcheck.implementations.registry import RegistrationError, frameworks, implementations, left_out, missing, require
 from normcheck.implementations.sessions import Session
 from normcheck.implementations.snippets import gradient_snippet, snippet
 from normcheck.implementations.targets import Named, TargetError, load
@@ -36,7 +36,9 @@ __all__ = [
     "frameworks",
     "gradient_snippet",
     "implementations",
+    "left_out",
     "load",
+    "missing",
     "natives",
     "observe",
     "require",

@@ -165,7 +165,7 @@ class Implementation:
     weight_dtype : of parameters and running statistics, where it is not x's
     affine : whether weight and bias can be given; they are not passed otherwise
     source : target (``module:callable``) by which a snippet calls it, where it cannot be read off the callable
-    requires : extra of normcheck that installs what the code needs beside its framework
+    requires : package that the code needs beside its framework, by the name under which pip installs it
     returns : names of the results, in order, where they are others than said above: y new_residual running_mean running_var,
         and the statistics that are kept for the backward pass, mean and rstd
     validates : whether the code is expected to refuse arguments that no norm has; None means that modules and what is named in

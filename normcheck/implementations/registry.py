@@ -6,7 +6,7 @@ import functools
 import importlib
 import pkgutil
 from collections.abc import Callable, Iterable, Iterator
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -29,15 +29,17 @@ def frameworks() -> dict[str, Framework]:
 
 
 def require(implementation: Implementation, device: str = "cpu") -> Framework:
-    """The adapter of an implementation, if its framework is installed and has the device.
+    """The adapter of an implementation, if its framework and what else it requires are installed, and the device is there.
 
     Raises
     ------
-    MissingPackageError : with the line that installs the framework
+    MissingPackageError : with the line that installs what is missing
     ValueError : for a device that the framework does not find here
     """
     framework = frameworks()[implementation.framework]
-    _installed(framework)
+    lacking = missing(implementation)
+    if lacking:
+        raise MissingPackageError(lacking)
     if device != "cpu" and device.partition(":")[0] not in framework.devices():
         found = ", ".join(framework.devices())
         raise ValueError(f"device={device!r}, but {framework.name} {framework.version()} finds {found}")
@@ -51,7 +53,7 @@ def implementations(framework: str | None = None) -> tuple[Implementation, ...]:
 
     Parameters
     ----------
-    framework : only those of this framework; None for all whose framework is installed
+    framework : only those of this framework; None for all. Those that lack a package are left out, see `left_out`
 
     Raises
     ------
@@ -62,15 +64,40 @@ def implementations(framework: str | None = None) -> tuple[Implementation, ...]:
     if framework is not None:
         if framework not in frameworks():
             raise ValueError(f"framework={framework!r}, but should be one of {', '.join(frameworks())}")
-        _installed(frameworks()[framework])
-    ready = {name for name, adapter in frameworks().items() if adapter.available() is None}
-    return tuple(found for found in _registered() if found.framework in ready and framework in (None, found.framework))
+        line = frameworks()[framework].available()
+        if line is not None:
+            raise MissingPackageError(_lacks(framework, line))
+    return tuple(found for found in _registered() if framework in (None, found.framework) and not missing(found))
 
 
-def _installed(framework: Framework) -> None:
-    line = framework.available()
+def missing(implementation: Implementation) -> str:
+    """Which package an implementation lacks here, with the line that installs it; ``""`` where it can be called."""
+    line = frameworks()[implementation.framework].available()
     if line is not None:
-        raise MissingPackageError(f"{framework.name} is not installed; {line}")
+        return _lacks(implementation.framework, line)
+    package = implementation.requires
+    return _lacks(package, f"pip install {package}") if package and not _installed(package) else ""
+
+
+def left_out(framework: str | None = None) -> tuple[str, ...]:
+    """Which packages are missing, with the lines that install them, and so keep implementations (of a framework) out."""
+    adapters = {name: adapter.available() for name, adapter in frameworks().items() if framework in (None, name)}
+    whole = [_lacks(name, line) for name, line in adapters.items() if line is not None]
+    rest = [missing(found) for found in _registered() if framework in (None, found.framework)]
+    return tuple(dict.fromkeys([*whole, *filter(None, rest)]))
+
+
+def _lacks(package: str, line: str) -> str:
+    return f"{package} is not installed; {line}"
+
+
+@functools.cache
+def _installed(distribution: str) -> bool:
+    try:
+        version(distribution)
+    except PackageNotFoundError:
+        return False
+    return True
 
 
 def _modules() -> Iterator[ModuleType]:
