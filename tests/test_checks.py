@@ -100,6 +100,8 @@ BROKEN = [
     ("output-form", wide, LN, "float32", {}, "dtype=float64, but should be float32"),
     ("accuracy", single_pass, LN, "float32", {}, r"y\[\d+, \d+\]=.*, but should be .* within"),
     ("shift-invariance", single_pass, LN, "float32", {}, r"y\(x \+ .*\)\[\d+, \d+\]=.*, but should be .* since y\(x\)="),
+    ("condition-sweep", single_pass, LN, "float32", {}, r"y\[\d+, \d+\]=.*, but should be .* within"),
+    ("condition-sweep", clipped, RMS, "float32", {}, r"y\[\d+, \d+\]=.*, but should be .* within"),
     ("scale-invariance", clipped, RMS, "float32", {}, r"y\(4096.0\*x\)\[\d+, \d+\]=.*, but should be"),
     ("outlier-sensitivity", clipped, RMS, "float32", {}, "spread of the other elements=.*, but should be"),
     ("epsilon-placement", outside, RMS, "float32", {}, "eps=1e-06 outside .*, but should be eps=1e-06 inside"),
@@ -125,6 +127,16 @@ def test_a_broken_norm_fails_its_check(
     assert failed
     assert any(re.search(message, r.message) for r in failed), [r.message for r in failed]
     assert all(r.severity is Severity.ERROR for r in failed)
+
+
+def test_the_condition_sweep_draws_error_and_bound() -> None:
+    """Both curves stand over mean/std; a one-pass variance crosses its bound, a two-pass one stays below it."""
+    curves = {call: outcomes("condition-sweep", context(call, LN))[0].series for call in (layer_norm, single_pass)}
+    for call, crosses in ((layer_norm, False), (single_pass, True)):
+        measured, bound = dict(curves[call]["measured"]), dict(curves[call]["bound"])
+        assert measured.keys() == bound.keys()
+        assert max(measured) > 1e6
+        assert any(measured[x] > bound[x] for x in measured) is crosses
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
