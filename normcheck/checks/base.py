@@ -228,6 +228,8 @@ def describe(case: Case) -> str:
         parts.append(f"training={inputs.training}")
     if inputs.layout != "contiguous":
         parts.append(inputs.layout)
+    if inputs.parameter_layout != "contiguous":
+        parts.append(f"parameters: {inputs.parameter_layout}")
     return ", ".join(parts)
 
 

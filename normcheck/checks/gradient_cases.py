@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -152,7 +152,7 @@ def slopes(context: Context, case: Case, seed: int = 0) -> Array:
     return fmt.round(kinds[which, np.arange(len(normal))])
 
 
-def pulled(context: Context, gradient: GradientCase, passes: int = 1) -> Gradients:
+def pulled(context: Context, gradient: GradientCase, passes: int = 1, of: Collection[str] = tuple(NAMES)) -> Gradients:
     """Call the implementation and pull dy back through it. Raises CallError as `normcheck.implementations.gradients.backward`."""
     case = gradient.case
     return backward(
@@ -163,6 +163,7 @@ def pulled(context: Context, gradient: GradientCase, passes: int = 1) -> Gradien
         dtype=case.out_format.name,
         layout=gradient.layout,
         passes=passes,
+        of=of,
     )
 
 

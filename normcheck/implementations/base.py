@@ -38,6 +38,7 @@ class Inputs:
     device, layout : where x lies and how (see `encode`)
     training : for norms with running statistics: the batch's own statistics are used
     momentum : of the running statistics; None means the norm's
+    parameter_layout : how weight, bias and running statistics lie in memory (see `encode`)
     """
 
     x: Array
@@ -52,6 +53,7 @@ class Inputs:
     layout: str = "contiguous"
     training: bool = True
     momentum: float | None = None
+    parameter_layout: str = "contiguous"
 
 
 @dataclass(frozen=True, eq=False)

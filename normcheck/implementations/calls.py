@@ -130,7 +130,7 @@ def native_values(implementation: Implementation, framework: Framework, inputs: 
         if name in ("x", "residual"):
             details = (inputs.dtype, inputs.device, inputs.layout)
         else:
-            details = (parameter_dtype, inputs.device, "contiguous")
+            details = (parameter_dtype, inputs.device, inputs.parameter_layout)
         values[name] = None if array is None else framework.to_native(array, *details)
     return values
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast, runtime_checkable
 
@@ -65,6 +65,7 @@ def backward(
     dtype: str | None = None,
     layout: str = "contiguous",
     passes: int = 1,
+    of: Collection[str] = DIFFERENTIATED,
 ) -> Gradients:
     """Call an implementation once and pull a gradient back through it.
 
@@ -80,6 +81,7 @@ def backward(
     dtype : of dy; None means that of x
     layout : of dy in memory, see `encode`
     passes : backward passes after the one forward pass, whose gradients accumulate; 1 for a function
+    of : names of the inputs that need a gradient: the others are constants for autograd; a function always gives all
 
     Raises
     ------
@@ -102,7 +104,8 @@ def backward(
             found = {name: returned.get(name) for name in _present(values)}
         else:
             run = _runner(implementation, framework, inputs, values, len(slopes))
-            found = cast(Autograd, framework).pull_back(run, _present(values), slopes, passes)
+            at = {name: value for name, value in _present(values).items() if name in of}
+            found = cast(Autograd, framework).pull_back(run, at, slopes, passes)
         return _read(framework, found, slopes)
 
 

@@ -104,7 +104,7 @@ def _array(framework: Framework, inputs: Inputs, name: str, array: Array, expres
     lines = [f"{name} = {expression}"] if expression is not None else _literals(name, np.asarray(array, np.float64))
     own = name in ("x", "residual")
     dtype = inputs.dtype if own else inputs.weight_dtype or inputs.dtype
-    layout = inputs.layout if own else "contiguous"
+    layout = inputs.layout if own else inputs.parameter_layout
     return [*lines, framework.snippet_array(name, dtype, inputs.device, layout, np.ndim(array))]
 
 
