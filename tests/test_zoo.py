@@ -16,7 +16,7 @@ from normcheck.reporters import zoo as shown
 from normcheck.zoo import Judged, Zoo
 
 FAULTS = {fault.name: fault for fault in faults()}
-CAUGHT = "single-pass-variance"  # expected: accuracy in every dtype, shift-invariance in one
+CAUGHT = "single-pass-variance"  # expected: accuracy in every dtype, others in one
 SOUND = "two-pass"
 DOCUMENTED = sound_warnings()[SOUND][0]
 DTYPES = ("float32", "float16", "bfloat16")
@@ -34,7 +34,8 @@ def made(*judged: Judged, **changes: object) -> Zoo:
 
 def caught(*missing: str, **changes: object) -> Judged:
     """The fault found by its expected checks, but for accuracy in the dtypes that are missing."""
-    fired = {"accuracy": tuple(dtype for dtype in DTYPES if dtype not in missing), "shift-invariance": ("float32",)}
+    further = dict.fromkeys(FAULTS[CAUGHT].expected[1:], ("float32",))
+    fired = {"accuracy": tuple(dtype for dtype in DTYPES if dtype not in missing), **further}
     return dataclasses.replace(Judged(CAUGHT, DTYPES, fired), **changes)
 
 
@@ -67,13 +68,14 @@ def test_the_first_expected_check_is_missed_by_dtype() -> None:
 def test_a_further_expected_check_is_missed_where_it_never_fires() -> None:
     """It must fire in one dtype, which cannot be told before the fault was judged in all of them."""
     judged = made(caught(errors={"accuracy": DTYPES}))
-    assert [dict(row.missed) for row in judged.missed] == [{"shift-invariance": DTYPES}]
+    assert [dict(row.missed) for row in judged.missed] == [dict.fromkeys(FAULTS[CAUGHT].expected[1:], DTYPES)]
     assert made(Judged(CAUGHT, ("float16",), {"accuracy": ("float16",)})).passed
 
 
 def test_a_warning_finds_a_fault() -> None:
     """Error and warning in different dtypes add up."""
-    judged = made(caught(errors={"accuracy": DTYPES[:1], "shift-invariance": DTYPES}, warnings={"accuracy": DTYPES[1:]}))
+    errors = {"accuracy": DTYPES[:1], **dict.fromkeys(FAULTS[CAUGHT].expected[1:], DTYPES)}
+    judged = made(caught(errors=errors, warnings={"accuracy": DTYPES[1:]}))
     assert judged.passed
     assert judged.judged[0].found("accuracy") == DTYPES
 
