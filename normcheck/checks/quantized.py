@@ -171,7 +171,7 @@ def _run(context: Context, case: Case) -> tuple[Array, Array]:
     scale = np.float64(np.float32(np.abs(case.exact).max() * 1.1 / _largest(kind)))
     if not kind.per_row:
         passed.append(framework.to_native(np.asarray(scale), "float32", context.device))
-    with user_code(framework):
+    with user_code(framework, inputs):
         returned = kind.call(*passed)
         q, scales = returned if kind.per_row else (returned, None)
         found, dtype = framework.to_values(q)

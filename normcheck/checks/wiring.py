@@ -319,7 +319,7 @@ def _called(context: Context, block: Block, case: Case, sublayer: _Sublayer, alp
     if sublayer.fixed is not None:
         sublayer.native = framework.to_native(sublayer.fixed, context.dtype, context.device)
     names = ("x", "weight", "bias") if context.norm.has_bias else ("x", "weight")
-    with user_code(framework):
+    with user_code(framework, case.inputs):
         returned = block.call(*(values[name] for name in names), sublayer, *(alpha,) * (block.wiring == "deep"))
         y = framework.to_values(returned)[0]
         given = [framework.to_values(z)[0] for z in sublayer.given]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from normcheck.formats import Array
 from normcheck.implementations.base import ARRAYS, CallError, Framework, Implementation, Inputs, Output
@@ -45,11 +45,21 @@ def natives(implementation: Implementation, inputs: Inputs) -> dict[str, Any]:
     return native_values(implementation, require(implementation, inputs.device), inputs, every=True)
 
 
+@runtime_checkable
+class Switched(Protocol):
+    """An adapter whose framework has float64 only where it is switched on."""
+
+    def with_float64(self) -> AbstractContextManager[Any]:
+        """A context in which arrays may be float64."""
+
+
 @contextmanager
-def user_code(framework: Framework) -> Iterator[None]:
+def user_code(framework: Framework, inputs: Inputs) -> Iterator[None]:
     """A context in which code under judgement runs: no gradients, no warnings, and what it raises becomes a CallError."""
+    wide = "float64" in (inputs.dtype, inputs.weight_dtype)
+    switched = framework.with_float64() if wide and isinstance(framework, Switched) else nullcontext()
     try:
-        with framework.guard(), warnings.catch_warnings():
+        with framework.guard(), switched, warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     except KeyboardInterrupt:
@@ -91,7 +101,7 @@ def _called(
 ) -> tuple[Output, dict[str, Any], Any]:
     """What came back, the native arrays that were passed, and the native y."""
     values = native_values(implementation, framework, inputs)
-    with user_code(framework):
+    with user_code(framework, inputs):
         function = callee(implementation, framework, inputs, values)
         passed = arguments(implementation, inputs, values)
         returned = function(*passed) if around is None else around(function, passed)

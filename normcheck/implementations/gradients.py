@@ -95,7 +95,7 @@ def backward(
     slopes = [framework.to_native(dy, *details, layout)]
     if dresidual is not None:
         slopes.append(framework.to_native(dresidual, *details))
-    with user_code(framework):
+    with user_code(framework, inputs):
         if callable(implementation.grad):
             grads = dict(zip(("y", "residual"), slopes, strict=False))
             returned = implementation.grad(_named(implementation, inputs, values), grads)
@@ -129,7 +129,7 @@ def backward_twice(
     own = {name: inputs.dtype if name in ("x", "residual") else inputs.weight_dtype or inputs.dtype for name in DIFFERENTIATED}
     directions = {name: framework.to_native(array, own[name], inputs.device) for name, array in along.items()}
     slope = framework.to_native(dy, dtype or inputs.dtype, inputs.device)
-    with user_code(framework):
+    with user_code(framework, inputs):
         run = _runner(implementation, framework, inputs, values, 1)
         return _read(framework, cast(Autograd, framework).pull_back_twice(run, _present(values), slope, directions), [])
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import importlib
 import importlib.util
+import inspect
 import sys
 import traceback
 from collections.abc import Callable
@@ -56,6 +58,22 @@ class Named:
     def __name__(self) -> str:
         """The target as a reader would write it."""
         return self.target.replace(":", ".")
+
+
+@dataclass(frozen=True)
+class Pasted(Named):
+    """As `Named`, but a snippet pastes the function's source, which needs nothing around it: its imports are inside."""
+
+    @property
+    def source(self) -> str:
+        """The function without annotations and docstring."""
+        function = ast.parse(inspect.getsource(_loaded(self.target))).body[0]
+        assert isinstance(function, ast.FunctionDef)
+        function.returns = None
+        for argument in function.args.args:
+            argument.annotation = None
+        function.body = function.body[1:] if ast.get_docstring(function) else function.body
+        return ast.unparse(function)
 
 
 _loaded = functools.cache(load)
