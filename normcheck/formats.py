@@ -7,6 +7,7 @@ bfloat16), so they serve only to re-type values that are already representable.
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,9 @@ import numpy.typing as npt
 
 Array = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
+
+_EXPONENT = np.uint64(0x7FF0000000000000)
+_FRACTION = np.uint64(0x000FFFFFFFFFFFFF)
 
 
 @dataclass(frozen=True)
@@ -41,28 +45,29 @@ class Format:
     has_inf: bool
     dtype: np.dtype[Any]
 
-    @property
+    @functools.cached_property
     def u(self) -> float:
         """Unit roundoff 2**-p: the largest relative error of rounding to nearest in the normal range."""
         return math.ldexp(1.0, -self.p)
 
-    @property
+    @functools.cached_property
     def min_normal(self) -> float:
         """The smallest positive normal value, 2**emin."""
         return math.ldexp(1.0, self.emin)
 
-    @property
+    @functools.cached_property
     def min_subnormal(self) -> float:
         """The smallest positive value, 2**(emin - p + 1)."""
         return math.ldexp(1.0, self.emin - self.p + 1)
 
     def ulp(self, x: npt.ArrayLike) -> Array:
         """Spacing of the format's values in the binade of ``|x|``; the subnormal spacing below it, NaN where x is not finite."""
-        a = np.abs(np.asarray(x, np.float64))
-        with np.errstate(invalid="ignore"):
-            exponent = np.frexp(a)[1] - 1
-        exponent = np.where(a == 0.0, self.emin, np.maximum(exponent, self.emin))
-        return np.where(np.isfinite(a), np.ldexp(1.0, exponent - (self.p - 1)), np.nan)
+        a = np.asarray(x, np.float64)
+        step = np.asarray(powers_of_two(a) * math.ldexp(1.0, 1 - self.p))
+        finite = np.isfinite(a)
+        if not finite.all():
+            step = np.where(finite, step, np.nan)
+        return np.maximum(step, self.min_subnormal)
 
     def round(self, x: npt.ArrayLike) -> Array:
         """Round float64 values to nearest, ties to even, once; overflow gives inf, or NaN where the format has no inf."""
@@ -72,7 +77,7 @@ class Format:
         with np.errstate(all="ignore"):
             if self.p == 24:
                 return a.astype(np.float32).astype(np.float64)
-            return self._overflow(np.where(np.abs(a) < self.min_normal, self._round_subnormal(a), self._round_bits(a)), a)
+            return self._overflow(self._round_finite(a), a)
 
     def round_sum(self, hi: npt.ArrayLike, lo: npt.ArrayLike) -> Array:
         """Round the exact sum hi + lo once, for ``|lo| <= ulp64(hi)/2``; elements where hi is not finite give ``round(hi)``.
@@ -94,8 +99,7 @@ class Format:
         """The next larger value of the format above each finite value x of the format; inf above ``max``."""
         a = np.asarray(x, np.float64)
         step = self.ulp(a)
-        power_of_two = (np.abs(np.frexp(a)[0]) == 0.5) & (np.abs(a) > self.min_normal)
-        step = np.where((a < 0) & power_of_two, step / 2, step)
+        step = np.where((a < 0) & no_fraction(a) & (np.abs(a) > self.min_normal), step / 2, step)
         with np.errstate(over="ignore"):
             above = a + step
         return np.where(above > self.max, np.inf, above)
@@ -104,28 +108,39 @@ class Format:
         """The next smaller value of the format below each finite value x of the format; -inf below ``-max``."""
         return -self.next_up(-np.asarray(x, np.float64))
 
-    def _round_subnormal(self, a: Array) -> Array:
-        # adding and removing 1.5 * 2**52 units rounds to a whole number of units, ties to even
-        anchor = 1.5 * 2.0**52 * self.min_subnormal
-        return np.copysign((np.abs(a) + anchor) - anchor, a)
-
-    def _round_bits(self, a: Array) -> Array:
-        drop = np.uint64(53 - self.p)
-        bits = np.asarray(a, order="C").view(np.uint64)
-        one = np.uint64(1)
-        half_less_one = (one << (drop - one)) - one
-        bits = bits + half_less_one + ((bits >> drop) & one)
-        return ((bits >> drop) << drop).view(np.float64)
+    def _round_finite(self, a: Array) -> Array:
+        # adding and removing 1.5 * 2**52 units in the last place rounds to a whole number of units, ties to even
+        anchor = np.maximum(powers_of_two(a), self.min_normal)
+        anchor *= 1.5 * math.ldexp(1.0, 53 - self.p)
+        rounded = a + anchor
+        rounded -= anchor
+        return np.copysign(rounded, a)
 
     def _overflow(self, y: Array, a: Array) -> Array:
-        beyond = np.copysign(np.inf, a) if self.has_inf else np.full_like(a, np.nan)
-        y = np.where(np.abs(y) > self.max, beyond, y)
-        return np.where(np.isfinite(a), y, a if self.has_inf else np.nan)
+        within = np.abs(y) <= self.max
+        if within.all():
+            return y
+        beyond = np.copysign(np.inf, a) if self.has_inf else np.nan
+        return np.where(within, y, np.where(np.isnan(a), np.nan, beyond))
+
+
+def powers_of_two(x: Array) -> Array:
+    """The largest power of two in each normal ``|x|``; 0 for zeros and subnormal numbers of float64, inf where x is not finite."""
+    return (_bits(x) & _EXPONENT).view(np.float64)
+
+
+def no_fraction(x: Array) -> Mask:
+    """Which elements are plus or minus a power of two, 0 or inf."""
+    return np.asarray((_bits(x) & _FRACTION) == 0)
+
+
+def _bits(x: Array) -> npt.NDArray[np.uint64]:
+    return np.asarray(x, np.float64, order="C").view(np.uint64)
 
 
 def to_odd(hi: Array, lo: Array) -> Array:
     """Round hi + lo to odd in float64: hi where it is exact or odd, else its odd neighbour on the side of lo."""
-    bits = np.asarray(hi, order="C").view(np.int64)
+    bits = _bits(hi).view(np.int64)
     # in the order of magnitudes neighbours differ by one unit of the bits
     neighbour = (bits + np.where((lo > 0) == (hi > 0), 1, -1)).view(np.float64)
     toward = np.where(hi == 0, np.copysign(5e-324, lo), neighbour)
