@@ -8,7 +8,7 @@ import pytest
 from normcheck.implementations import Implementation, Inputs, call, frameworks, implementations
 from normcheck.norms import BatchNorm, LayerNorm
 
-CASES = [(one, dtype) for one in implementations() for dtype in one.dtypes if not one.norm.ddof]
+CASES = [(one, dtype) for one in implementations() for dtype in one.dtypes if not one.norm.ddof and "eps" in one.variable]
 BY_NAME = {implementation.name: implementation for implementation in implementations()}
 
 
@@ -25,8 +25,8 @@ def inputs_for(implementation, dtype, layout, width=16):
     shape = norm.shape_of(8, width, rank, axis)
     fold = norm.fold(shape, axis)
     parameters = np.arange(norm.parameter_size(fold)) % 5 - 2.0
-    given = {"weight": parameters} if implementation.affine else {}
-    if norm.has_bias:
+    given = {"weight": parameters} if implementation.takes("weight") else {}
+    if implementation.takes("bias"):
         given["bias"] = parameters[::-1]
     running = dict.fromkeys(("running_mean", "running_var"), np.ones(shape[axis])) if norm.has_running else {}
     details = {"dtype": dtype, "weight_dtype": implementation.weight_dtype, "layout": layout}
@@ -35,14 +35,14 @@ def inputs_for(implementation, dtype, layout, width=16):
 
 
 def exact(implementation, inputs):
-    """The answer: +-1 (or x - 1 with given statistics) over 2, which is sqrt(1 + 3), max(sqrt(16)/2, 2), or over 4 for sums."""
+    """The answer: +-1 (or x - 1 with given statistics) over 2, which is sqrt(1 + 3), for sums over 4 or over 8 = sqrt(16 + 48)."""
     norm = implementation.norm
     fold = norm.fold(inputs.x.shape, implementation.channel_axis)
     rows = fold.fold(inputs.x) - (1.0 if implementation.training is False else 0.0)
-    y = rows / (4.0 if norm.reduce == "sum" else 2.0)
+    y = rows / (2.0 if norm.reduce == "mean" else 8.0 if norm.eps_placement == "inside" else 4.0)
     of_row = np.arange(fold.rows) % fold.period
     if inputs.weight is not None:
-        y = y * fold.affine(inputs.weight)[of_row]
+        y = y * fold.affine(inputs.weight + norm.weight_offset)[of_row]
     if inputs.bias is not None:
         y = y + fold.affine(inputs.bias)[of_row]
     return fold.unfold(y)
@@ -51,7 +51,8 @@ def exact(implementation, inputs):
 @pytest.mark.parametrize(("implementation", "dtype"), CASES, ids=lambda value: getattr(value, "name", value))
 def test_the_exact_answer_is_given_where_there_is_one(implementation, dtype):
     """Weight, bias, groups, statistics, eps and layout arrive where they belong: signs with eps = 3 give halves exactly."""
-    varied = implementation.with_norm(dataclasses.replace(implementation.norm, eps=3.0))
+    summed = implementation.norm.reduce == "sum" and implementation.norm.eps_placement == "inside"
+    varied = implementation.with_norm(dataclasses.replace(implementation.norm, eps=48.0 if summed else 3.0))
     for layout in implementation.layouts:
         inputs = inputs_for(implementation, dtype, layout)
         output = call(varied, inputs)

@@ -165,7 +165,7 @@ class Implementation:
     widths, ranks : the row widths and the ranks of x that the code can take; None for any
     training : for norms with running statistics: the mode that is judged
     weight_dtype : of parameters and running statistics, where it is not x's
-    affine : whether weight and bias can be given; they are not passed otherwise
+    affine : whether weight and bias can be given, or ``"weight"`` for a weight alone; they are not passed otherwise
     source : target (``module:callable``) by which a snippet calls it, where it cannot be read off the callable
     requires : package that the code needs beside its framework, by the name under which pip installs it
     returns : names of the results, in order, where they are others than said above: y new_residual running_mean running_var,
@@ -178,6 +178,7 @@ class Implementation:
         y; with running statistics ``workers(shards, weight, bias, running_mean, running_var, momentum)`` returns
         (list of y, running_mean, running_var). Shards are arrays like x, cut unevenly along the first axis
     variants : other forms of the same call, such as a compiled one, by name; each is judged by itself
+    alike : names of other code of the very same text, for which this stands
 
     Raises
     ------
@@ -203,7 +204,7 @@ class Implementation:
     training: bool | None = None
     weight_dtype: str | None = None
     layouts: tuple[str, ...] = ("contiguous",)
-    affine: bool = True
+    affine: bool | Literal["weight"] = True
     source: str = ""
     requires: str = ""
     returns: tuple[str, ...] | None = None
@@ -212,6 +213,7 @@ class Implementation:
     quantized: Quantized | None = None
     workers: Callable[..., Any] | None = None
     variants: Mapping[str, Callable[..., Any]] = field(default_factory=dict, hash=False)
+    alike: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse what cannot be called or judged."""
@@ -220,6 +222,8 @@ class Implementation:
             object.__setattr__(self, name, _names(name, getattr(self, name), known, empty=name == "mutates"))
         if self.weight_dtype is not None:
             _one_of("weight_dtype", self.weight_dtype, tuple(FORMATS))
+        if self.affine not in (True, False, "weight"):
+            raise ValueError(f"affine={self.affine!r}, but should be True, False or 'weight'")
         if self.channel_axis not in (1, -1) or isinstance(self.channel_axis, bool):
             raise ValueError(f"channel_axis={self.channel_axis!r}, but should be 1 (channels-first) or -1 (channels-last)")
         if not (self.grad in ("autograd", None) or callable(self.grad)):
@@ -282,17 +286,20 @@ class Implementation:
         """What is passed to the callable (to a module's forward), in this order: names of inputs and settings, or constants."""
         if self.arguments is not None:
             return self.arguments
-        parameters = ("weight", "bias") if self.norm.has_bias else ("weight",)
+        parameters = tuple(name for name in ("weight", "bias") if self.has(name))
         running = ("running_mean", "running_var", "training", "momentum")
-        state = () if self.module is not None else (*parameters * self.affine, *running * self.norm.has_running)
+        state = () if self.module is not None else (*parameters, *running * self.norm.has_running)
         return ("x", *state, *("residual",) * self.residual)
 
     def takes(self, array: str) -> bool:
         """Whether this array of `Inputs` can be given: as an argument, or as an attribute of a module."""
         if array in self.passes or self.module is None:
             return array in self.passes
-        state = {"weight": self.affine, "bias": self.affine and self.norm.has_bias}
-        return state.get(array, array.startswith("running") and self.norm.has_running)
+        return self.has(array) or (array.startswith("running") and self.norm.has_running)
+
+    def has(self, parameter: str) -> bool:
+        """Whether there is this parameter, weight or bias."""
+        return bool(self.affine) if parameter == "weight" else parameter == "bias" and self.affine is True and self.norm.has_bias
 
     @property
     def variable(self) -> tuple[str, ...]:

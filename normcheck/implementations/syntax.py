@@ -1,0 +1,210 @@
+"""Source text of classes as syntax: what happens in a forward pass, one event after the other, and what makes two texts equal."""
+
+from __future__ import annotations
+
+import ast
+import textwrap
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TypeGuard
+
+WEIGHTS, BIASES = ("weight", "gamma", "scale"), ("bias", "beta")
+FUSED = {"layer_norm": "LayerNorm", "group_norm": "GroupNorm", "rms_norm": "RMSNorm"}
+"""Functions of torch that are norms, and the layers that they belong to."""
+
+
+class UnreadableError(ValueError):
+    """A class that is no norm of ours, or whose formula is not understood. The message is the reason."""
+
+
+def canonical(source: str) -> str:
+    """The text of a class without what does not matter: its name, annotations, docstrings, defaults and names of variables."""
+    tree = parsed(source)
+    kept = [part for part in tree.body if not isinstance(part, ast.Expr) and getattr(part, "name", "") != "extra_repr"]
+    own, bases = tree.name, ",".join(last_name(base) for base in tree.bases)
+    body = "\n".join(ast.unparse(_Bare().visit(part)) for part in kept)
+    return f"{bases}\n{body}".replace(own, "Self").replace("torch.float32", "float").replace("variance_epsilon", "eps")
+
+
+def parsed(source: str) -> ast.ClassDef:
+    """The class that a text defines. Raises UnreadableError where it does not."""
+    try:
+        found = ast.parse(textwrap.dedent(source)).body[0]
+    except (SyntaxError, IndexError):
+        raise UnreadableError("its source cannot be parsed") from None
+    if not isinstance(found, ast.ClassDef):
+        raise UnreadableError("it is no class")
+    return found
+
+
+class _Bare(ast.NodeTransformer):
+    """Drops docstrings, annotations, decorators and defaults; numbers the names of arguments and variables."""
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        """A method."""
+        node.decorator_list, node.returns = [], None
+        node.body = [part for part in node.body if not _is_text(part)] or [ast.Pass()]
+        names: dict[str, str] = {}
+        for argument in (*node.args.args, *node.args.kwonlyargs):
+            argument.annotation = None
+            argument.arg = names.setdefault(argument.arg, f"v{len(names)}")
+        node.args.defaults = [ast.Constant(0) for _ in node.args.defaults]
+        node.args.kw_defaults = [ast.Constant(0) for _ in node.args.kw_defaults]
+        for inner in ast.walk(node):
+            if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store):
+                names.setdefault(inner.id, f"v{len(names)}")
+        for inner in ast.walk(node):
+            if isinstance(inner, ast.Name):
+                inner.id = names.get(inner.id, inner.id)
+        return ast.fix_missing_locations(node)
+
+
+def _is_text(node: ast.AST) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+
+
+@dataclass(frozen=True)
+class Event:
+    """One thing that happens in a forward pass.
+
+    Attributes
+    ----------
+    kind : stat, center, eps, root, widen, narrow, scale, shift or fused
+    detail : of a statistic its name, axis and whether it is unbiased; of a fused norm the layer that it belongs to
+    """
+
+    kind: str
+    detail: str = ""
+
+def run(method: ast.FunctionDef, methods: Mapping[str, ast.FunctionDef]) -> list[Event]:
+    """What happens in a method, in order; methods of the same class are entered where they are called."""
+    return list(_run(method, methods, {}))
+
+
+def _run(method: ast.FunctionDef, methods: Mapping[str, ast.FunctionDef], means: dict[str, bool]) -> Iterator[Event]:
+    for statement in method.body:
+        yield from _visit(statement, methods, means)
+
+
+def _visit(node: ast.AST, methods: Mapping[str, ast.FunctionDef], means: dict[str, bool]) -> Iterator[Event]:
+    """Events of a statement or expression, operands before their operation; ``means`` says which names are means."""
+    if isinstance(node, ast.Call) and is_self(node.func) and called(node) in methods:
+        for argument in node.args:
+            yield from _visit(argument, methods, means)
+        yield from _run(methods[called(node)], methods, means)
+        return
+    for child in ast.iter_child_nodes(node):
+        yield from _visit(child, methods, means)
+    if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+        means[node.targets[0].id] = called(uncast(node.value)) == "mean" and not _squares(node.value)
+    if isinstance(node, ast.Call):
+        yield from _call_events(node)
+    elif isinstance(node, ast.BinOp):
+        yield from _operation_events(node, means)
+
+
+def _operation_events(node: ast.BinOp, means: Mapping[str, bool]) -> Iterator[Event]:
+    sides = (node.left, node.right)
+    names = {parameter(side) for side in sides}
+    if isinstance(node.op, ast.Sub) and _is_mean(node.right, means):
+        yield Event("center")
+    if isinstance(node.op, ast.Mult) and names & set(WEIGHTS):
+        yield Event("scale")
+    if isinstance(node.op, ast.Add) and names & set(BIASES):
+        yield Event("shift")
+    if isinstance(node.op, ast.Add) and any(_is_eps(side) for side in sides):
+        yield Event("eps")
+
+
+def _call_events(node: ast.Call) -> Iterator[Event]:
+    name, text = called(node), ", ".join(map(ast.unparse, [*node.args, *node.keywords]))
+    if name in FUSED:
+        yield Event("fused", FUSED[name])
+    elif is_super_forward(node):
+        yield Event("fused", "super")
+    elif name in ("mean", "sum", "var", "std"):
+        numbers = [ast.unparse(part) for part in (*node.args, *(k.value for k in node.keywords if k.arg in ("dim", "axis")))]
+        axis = next((number for number in numbers if number.lstrip("-").isdigit()), "")
+        biased = "unbiased=False" in text or "correction=0" in text
+        yield Event("stat", f"{name} {axis}" + " unbiased" * (name in ("var", "std") and not biased))
+    elif name in ("rsqrt", "sqrt") or (name == "pow" and "-0.5" in text):
+        yield Event("root")
+    elif name == "float" or (name in ("to", "type") and "torch.float32" in text):
+        yield Event("widen")
+    elif name in ("to", "type_as", "type", "half", "bfloat16"):
+        yield Event("narrow")
+
+def last_name(node: ast.AST) -> str:
+    """The last part of a dotted name, or ``""``."""
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def called(node: ast.AST | None) -> str:
+    """The name of what a call calls, or ``""``."""
+    return last_name(node.func) if isinstance(node, ast.Call) else ""
+
+
+def is_self(node: ast.AST) -> TypeGuard[ast.Attribute]:
+    """Whether it is an attribute of self."""
+    return is_attribute_of(node, "self")
+
+
+def is_attribute_of(node: ast.AST, name: str) -> TypeGuard[ast.Attribute]:
+    """Whether it is an attribute of this variable."""
+    return isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == name
+
+
+def mentions(node: ast.AST, name: str) -> bool:
+    """Whether it is this variable."""
+    return isinstance(node, ast.Name) and node.id == name
+
+
+def is_super_forward(node: ast.AST) -> bool:
+    """Whether it calls the forward pass of the base."""
+    if called(node) != "forward" or not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+        return False
+    return called(node.func.value) == "super" or last_name(node.func.value) in FUSED.values()
+
+
+def uncast(node: ast.AST | None) -> ast.AST | None:
+    """What is cast, where it is a cast."""
+    while called(node) in _CASTS and isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        node = node.func.value
+    return node
+
+
+def parameter(node: ast.AST | None) -> str:
+    """The attribute of self that an expression is, but for casts, shapes and a constant that is added; or ``""``."""
+    node = uncast(node)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        sides = [side for side in (node.left, node.right) if not isinstance(side, ast.Constant)]
+        return parameter(sides[0]) if len(sides) == 1 else ""
+    if isinstance(node, ast.Subscript):
+        return parameter(node.value)
+    return node.attr if is_self(node) else ""
+
+
+def defaults(method: ast.FunctionDef | None) -> list[tuple[str, ast.expr]]:
+    """Arguments that have a default, and the default."""
+    if method is None:
+        return []
+    given = method.args
+    plain = zip([argument.arg for argument in given.args[len(given.args) - len(given.defaults) :]], given.defaults, strict=True)
+    only = zip([argument.arg for argument in given.kwonlyargs], given.kw_defaults, strict=True)
+    return [(name, value) for name, value in (*plain, *only) if value is not None]
+
+
+def _is_eps(node: ast.AST) -> bool:
+    small = isinstance(node, ast.Constant) and isinstance(node.value, float) and 0 < node.value < 0.01
+    return small or "eps" in parameter(node).lower() or "eps" in last_name(node).lower()
+
+
+def _is_mean(node: ast.AST, means: Mapping[str, bool]) -> bool:
+    return means.get(last_name(node), False) or (called(uncast(node)) == "mean" and not _squares(node))
+
+
+def _squares(node: ast.AST) -> bool:
+    return any(called(part) in ("pow", "square") or isinstance(getattr(part, "op", None), ast.Pow) for part in ast.walk(node))
+
+
+_CASTS = ("to", "float", "type", "type_as", "view", "reshape", "half", "bfloat16")
