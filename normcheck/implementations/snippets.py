@@ -1,23 +1,192 @@
-"""A call written down as Python source that can be pasted and run, with nothing but the user's library and numpy."""
+"""Calls written down as Python source that can be pasted and run, with nothing but the user's library and numpy."""
 
 from __future__ import annotations
 
-import base64
+import re
 import textwrap
-import zlib
-from collections import Counter
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from normcheck.formats import Array
-from normcheck.implementations.base import ARRAYS, Built, Framework, Implementation, Inputs
+from normcheck.implementations.base import ARRAYS, Built, Implementation, Inputs
 from normcheck.implementations.calls import state
+from normcheck.implementations.literals import number, written
 from normcheck.implementations.registry import frameworks
+from normcheck.implementations.targets import Named, Pasted
 
-LITERALS = 40
-"""The largest number of literals by which an array is written."""
+PLAIN = ("{to} = {function}({passed})",)
+"""How a call is written where nothing is special about it: ``to`` stands for what takes the result."""
+
+_RUNNING = ("running_mean", "running_var")
+
+
+@runtime_checkable
+class PullsBack(Protocol):
+    """An adapter that writes a backward pass in its own way; others are written as torch has it."""
+
+    def snippet_pull_back(self, called: Sequence[str], leaf: str) -> tuple[list[str], str]:
+        """Lines that pull ``dy`` back through the lines of a call, and the expression of the leaf's gradient."""
+
+
+class Script:
+    """Calls of one implementation, written down one after the other, and what must hold of what they left.
+
+    A module is made by the first call and kept by the others, until `anew` is called.
+
+    Parameters
+    ----------
+    implementation : whose calls they are
+    """
+
+    def __init__(self, implementation: Implementation) -> None:
+        self.implementation = implementation
+        self.framework = frameworks()[implementation.framework]
+        self.lines: list[str] = []
+        self._imported: list[list[str]] = []
+        self._function = ""
+        self._made = False
+
+    @property
+    def text(self) -> str:
+        """The source: imports first."""
+        imported = [line for block in self._imported for line in block]
+        return "\n".join([*_imports([*imported, *self.lines]), *imported, *self.lines]) + "\n"
+
+    def add(self, *lines: str) -> Script:
+        """Lines as they are."""
+        self.lines += lines
+        return self
+
+    def anew(self) -> Script:
+        """The next call makes a new module."""
+        self._made = False
+        return self
+
+    def imported(self, function: Any = None) -> str:
+        """The expression that names the implementation's callable, or another function, which is then imported."""
+        lines, expression = _imported(self.implementation, function)
+        self._imported += [lines] * (lines not in self._imported)
+        return expression
+
+    def arrays(self, inputs: Inputs, expressions: Mapping[str, str] | None = None) -> Script:
+        """The arrays of a call under their names."""
+        for name in ARRAYS:
+            if getattr(inputs, name) is not None:
+                self.array(name, getattr(inputs, name), inputs, (expressions or {}).get(name))
+        return self
+
+    def array(self, name: str, values: Array, inputs: Inputs, expression: str | None = None, **given: str) -> Script:
+        """One array in the framework, in dtype and layout of what ``inputs`` has under that name, or in those given."""
+        values = np.asarray(values, np.float64)
+        own = name in ("x", "residual")
+        dtype = given.get("dtype") or (inputs.dtype if own else inputs.weight_dtype or inputs.dtype)
+        layout = given.get("layout") or (inputs.layout if own else inputs.parameter_layout)
+        self.lines += [f"{name} = {expression}"] if expression is not None else written(name, values)
+        return self.add(self.framework.snippet_array(name, dtype, inputs.device, layout, np.ndim(values)))
+
+    def call(self, inputs: Inputs, way: Sequence[str] = PLAIN, **replaced: str) -> Script:
+        """One call, whose y is then ``y``; its arrays must be there.
+
+        Parameters
+        ----------
+        way : lines of another way of making the call, with ``{to}``, ``{function}``, ``{passed}``, ``{x}``, ``{rest}`` and
+            ``{count}`` (of what is passed beside x) in them
+        replaced : expressions to pass in the place of arguments, by name
+        """
+        function = self._callee(inputs)
+        passed = [replaced.get(str(name)) or self._argument(inputs, name) for name in self.implementation.passes]
+        place = self.implementation.passes.index("x")
+        rest = [*passed[:place], *passed[place + 1 :]]
+        names = {"function": function, "passed": ", ".join(passed), "x": passed[place], "rest": ", ".join(rest)}
+        several = self._several
+        to = "returned" if several else "y"
+        self.lines += [line.format(to=to, count=len(rest), **names) for line in way]
+        return self.add("y = returned[0] if isinstance(returned, tuple) else returned") if several else self
+
+    def of(self, name: str) -> str:
+        """The expression of a result of the last call, of a statistic that it has written, or of an input after it."""
+        returns = self.implementation.returns
+        if name == "y":
+            return name
+        if name in _RUNNING and self.implementation.module is not None and name not in self.implementation.passes:
+            return f"module.{name}"
+        if returns and name in returns:
+            return f"returned[{returns.index(name)}]"
+        if name in _RUNNING and name not in self.implementation.mutates:
+            return f"returned[{1 + _RUNNING.index(name)}]"
+        return "returned[-1]" if name == "new_residual" else name
+
+    def element(
+        self,
+        array: str,
+        index: tuple[int, ...],
+        expected: float | None = None,
+        tolerance: float | None = None,
+        claim: str = "",
+    ) -> Script:
+        """Look at one element, and fail where it is too far from what is expected, or where a claim does not hold.
+
+        Parameters
+        ----------
+        array : expression of the array
+        tolerance : how far from the expected value it may be; None asserts nothing
+        claim : a condition on the number ``got`` to assert instead, such as ``"np.isfinite(got)"``
+        """
+        place = f"[{', '.join(str(int(i)) for i in index)}]" if index else ""
+        self.add(f"got = float({self.framework.snippet_value(array + place)})", 'print("got     ", got.hex(), got)')
+        if expected is not None:
+            self.add(f'print("expected {float(expected).hex()} {float(expected)!r}")')
+        if claim:
+            return self.add(f"assert {claim}")
+        if expected is not None and tolerance is not None and np.isfinite([expected, tolerance]).all():
+            return self.add(f"assert abs(got - {float(expected)!r}) <= {float(tolerance)!r}")
+        return self
+
+    def form(self, form: tuple[tuple[int, ...], str] | None) -> Script:
+        """Print y, and fail where its shape or dtype is another one."""
+        self.add("print(tuple(y.shape), y.dtype)", "print(y)")
+        return self if form is None else self.add(f'assert (tuple(y.shape), str(y.dtype).removeprefix("torch.")) == {form!r}')
+
+    @property
+    def _several(self) -> bool:
+        """Whether several results may come back."""
+        own = self.implementation
+        writes = own.module is not None or bool(own.mutates)
+        return own.residual or bool(own.returns) or (own.norm.has_running and not writes)
+
+    def _callee(self, inputs: Inputs) -> str:
+        """The expression of what is called, after the lines that make it."""
+        implementation, target, shape = self.implementation, self.implementation.target, inputs.x.shape
+        self._function = self._function or self.imported()
+        if implementation.call is not None:
+            return self._function
+        if isinstance(target, Built):
+            keywords = ", ".join(f"{name}={value!r}" for name, value in target.keywords(implementation.norm, shape).items())
+        else:
+            keywords = f"{implementation.norm!r}, shape={shape}, dtype={inputs.dtype!r}, device={inputs.device!r}"
+        kind = "module" if implementation.module is not None else "call"
+        if not self._made or kind == "call":
+            self.add(f"{kind} = {self._function}({keywords})")
+        if kind == "module":
+            present = {} if self._made else {name: getattr(inputs, name) for name in ARRAYS}
+            names = state(implementation, {name: present.get(name) for name in ARRAYS})
+            self.add(*self.framework.snippet_bind(names, inputs.training, inputs.weight_dtype or inputs.dtype, inputs.device))
+        self._made = True
+        return kind
+
+    def _argument(self, inputs: Inputs, name: Any) -> str:
+        if not isinstance(name, str):
+            return number(name) if isinstance(name, float) else repr(name)
+        if name in ARRAYS:
+            return name if getattr(inputs, name) is not None else "None"
+        if name == "training":
+            return repr(inputs.training)
+        if name == "momentum":
+            return repr(inputs.momentum if inputs.momentum is not None else getattr(self.implementation.norm, "momentum", None))
+        value = self.implementation.setting(name, inputs.x.shape)
+        return number(value) if isinstance(value, float) else repr(value)
 
 
 def snippet(
@@ -29,29 +198,29 @@ def snippet(
     tolerance: float | None = None,
     form: tuple[tuple[int, ...], str] | None = None,
     expressions: Mapping[str, str] | None = None,
+    of: str = "y",
+    claim: str = "",
+    way: Sequence[str] = PLAIN,
 ) -> str:
     """Python source that makes one call again, prints what came and what should have come, and fails if they are too far apart.
 
     Parameters
     ----------
     implementation, inputs : as for `call`
-    index : of the element of y that is printed; None prints shape, dtype and all of y
+    index : of the element that is printed; None prints shape, dtype and all of y
     expected : its certified value
-    tolerance : how far from it the element may be; without it nothing is asserted
+    tolerance : how far from it the element may be; without it, and without a claim, nothing is asserted
     form : shape and dtype that y must have, where no index is given
     expressions : numpy expressions, by input name, that make the float64 array of that input in its shape, such as
         ``{"x": "np.random.default_rng(0).integers(-9, 9, (4, 256)) / 8"}``; other arrays are written as literals where at most
         40 of them are needed, else packed as text, exactly in either case
+    of : what the element is one of: y, another result, a running statistic, or an input as it is after the call
+    claim, way : see `Script.element` and `Script.call`
     """
-    framework = frameworks()[implementation.framework]
-    present = {name: getattr(inputs, name) for name in ARRAYS if getattr(inputs, name) is not None}
-    imported, function = _imported(implementation)
-    lines = []
-    for name, array in present.items():
-        lines += _array(framework, inputs, name, array, (expressions or {}).get(name))
-    lines += _call(implementation, framework, inputs, present, function)
-    lines += _form(form) if index is None else _compared(framework, f"y[{_place(index)}]", expected, tolerance)
-    return "\n".join([*_imports(lines), *imported, *lines]) + "\n"
+    script = Script(implementation).arrays(inputs, expressions).call(inputs, way)
+    if index is None:
+        return script.form(form).text
+    return script.element(script.of(of), index, expected, tolerance, claim).text
 
 
 def gradient_snippet(
@@ -65,173 +234,102 @@ def gradient_snippet(
     dtype: str,
     layout: str = "contiguous",
     tolerance: float | None = None,
+    dresidual: Array | None = None,
+    passes: int = 1,
+    claim: str = "",
 ) -> str:
     """Python source that runs one backward pass again, as `snippet` does for a call, and looks at an element of a gradient.
 
     Parameters
     ----------
-    implementation, inputs, dy, dtype, layout : as for `normcheck.implementations.backward`
-    name : of the input whose gradient is shown
+    implementation, inputs, dy, dtype, layout, dresidual, passes : as for `normcheck.implementations.backward`
+    name : of the input whose gradient is shown; y for dy itself, as it is after the pass
     index, expected, tolerance : of the element, its certified value, and how far from it it may be
+    claim : see `Script.element`
     """
-    framework = frameworks()[implementation.framework]
-    present = {key: getattr(inputs, key) for key in ARRAYS if getattr(inputs, key) is not None}
-    lines = []
-    for key, array in present.items():
-        lines += _array(framework, inputs, key, array, None)
-    lines += _literals("dy", np.asarray(dy, np.float64))
-    lines.append(framework.snippet_array("dy", dtype, inputs.device, layout, np.ndim(dy)))
+    script = Script(implementation).arrays(inputs)
+    slopes = ["dy", *["dresidual"] * (dresidual is not None)]
+    script.array("dy", dy, inputs, dtype=dtype, layout=layout)
+    if dresidual is not None:
+        script.array("dresidual", dresidual, inputs, dtype=dtype)
     if callable(implementation.grad):
-        imported, function = _imported(implementation, implementation.grad)
-        names = ", ".join(f"{key}={key if key in present else None}" for key in ("x", "weight", "bias", "residual"))
-        known = [key for key in ("eps", "normalized_shape", "num_groups", "fraction") if implementation.knows(key)]
-        settings = "".join(f", {key}={implementation.setting(key, inputs.x.shape)!r}" for key in known)
-        lines.append(f"grads = {function}(dict({names}{settings}), dict(y=dy))")
-        shown = f'grads["{name}"]'
+        shown = _by_function(script, inputs, slopes, name)
     else:
-        imported, function = _imported(implementation)
-        module = implementation.module is not None and name in ("weight", "bias") and name not in implementation.passes
-        leaf = f"module.{name}" if module else name
-        called = _call(implementation, framework, inputs, present, function)
-        at = next(i for i, line in enumerate(called) if line.startswith("y = "))
-        lines += [*called[:at], f"{leaf}.requires_grad_()", *called[at:], "y.backward(dy)"]
-        shown = f"{leaf}.grad"
-    lines += _compared(framework, f"{shown}[{_place(index)}]", expected, tolerance)
-    return "\n".join([*_imports(lines), *imported, *lines]) + "\n"
+        shown = _by_tape(script, inputs, slopes, name, passes)
+    return script.element("dy" if name == "y" else shown, index, expected, tolerance, claim).text
 
 
-def _array(framework: Framework, inputs: Inputs, name: str, array: Array, expression: str | None) -> list[str]:
-    lines = [f"{name} = {expression}"] if expression is not None else _literals(name, np.asarray(array, np.float64))
-    own = name in ("x", "residual")
-    dtype = inputs.dtype if own else inputs.weight_dtype or inputs.dtype
-    layout = inputs.layout if own else inputs.parameter_layout
-    return [*lines, framework.snippet_array(name, dtype, inputs.device, layout, np.ndim(array))]
+def _by_function(script: Script, inputs: Inputs, slopes: Sequence[str], name: str) -> str:
+    """Lines of a backward pass by the implementation's own function, and the expression of the gradient."""
+    implementation = script.implementation
+    function = script.imported(implementation.grad)
+    names = [f"{key}={key if getattr(inputs, key) is not None else None}" for key in ("x", "weight", "bias", "residual")]
+    known = [key for key in ("eps", "normalized_shape", "num_groups", "fraction") if implementation.knows(key)]
+    names += [f"{key}={implementation.setting(key, inputs.x.shape)!r}" for key in known]
+    grads = ", ".join(f"{key}={slope}" for key, slope in zip(("y", "residual"), slopes, strict=False))
+    script.add(f"grads = {function}(dict({', '.join(names)}), dict({grads}))")
+    return f'grads["{name}"]'
 
 
-def _literals(name: str, array: Array) -> list[str]:
-    if array.size <= LITERALS:
-        return _wrapped(f"{name} = np.array([", map(_number, array.ravel()), f"]){_reshape(array)}")
-    common, _ = Counter(array.ravel().tolist()).most_common(1)[0]
-    others = np.flatnonzero(_bits(array.ravel()) != _bits(np.float64(common)))
-    if len(others) <= LITERALS // 2:
-        lines = [f"{name} = np.full({array.shape}, {_number(common)})"]
-        if len(others):
-            lines += _wrapped(f"{name}.flat[{others.tolist()}] = [", map(_number, array.flat[others]), "]")
-        return lines
-    return _packed(name, array)
-
-
-def _packed(name: str, array: Array) -> list[str]:
-    with np.errstate(over="ignore"):
-        narrow = array.astype(np.float32)
-    dtype = "float32" if np.array_equal(narrow.astype(np.float64), array, equal_nan=True) else "float64"
-    text = base64.b85encode(zlib.compress(array.astype(dtype).tobytes(), 9)).decode()
-    parts = [f"    {text[i : i + 110]!r}" for i in range(0, len(text), 110)]
-    unpack = f"np.frombuffer(zlib.decompress(base64.b85decode({name})), np.{dtype})"
-    return [f"{name} = (", *parts, ")", f"{name} = {unpack}.astype(np.float64){_reshape(array)}"]
-
-
-def _reshape(array: Array) -> str:
-    return "" if array.ndim == 1 else f".reshape({', '.join(map(str, array.shape))})"
-
-
-def _wrapped(head: str, items: Any, tail: str) -> list[str]:
-    text = textwrap.wrap(", ".join(items), 110)
-    if sum(map(len, text)) + len(head) + len(tail) <= 110:
-        return [head + " ".join(text) + tail]
-    return [head, *(f"    {line}" for line in text), tail]
-
-
-def _number(value: float) -> str:
-    return repr(float(value)) if np.isfinite(value) else f"np.{float(value)!r}".replace("np.-", "-np.")
-
-
-def _bits(array: Any) -> Any:
-    return np.asarray(array, np.float64).view(np.uint64)
-
-
-def _call(
-    implementation: Implementation, framework: Framework, inputs: Inputs, present: Mapping[str, Array], function: str
-) -> list[str]:
-    target = implementation.target
-    passed = ", ".join(_argument(implementation, inputs, present, name) for name in implementation.passes)
-    shape, norm = inputs.x.shape, implementation.norm
-    if implementation.call is not None:
-        return _result(implementation, f"{function}({passed})")
-    if isinstance(target, Built):
-        keywords = ", ".join(f"{name}={value!r}" for name, value in target.keywords(norm, shape).items())
-    else:
-        keywords = f"{norm!r}, shape={shape}, dtype={inputs.dtype!r}, device={inputs.device!r}"
-    kind = "module" if implementation.module is not None else "call"
-    lines = [f"{kind} = {function}({keywords})"]
-    if kind == "module":
-        names = state(implementation, {name: present.get(name) for name in ARRAYS})
-        lines += framework.snippet_bind(names, inputs.training, inputs.weight_dtype or inputs.dtype, inputs.device)
-    return [*lines, *_result(implementation, f"{kind}({passed})")]
-
-
-def _argument(implementation: Implementation, inputs: Inputs, present: Mapping[str, Array], name: Any) -> str:
-    if not isinstance(name, str):
-        return repr(name)
-    if name in ARRAYS:
-        return name if name in present else "None"
-    if name == "training":
-        return repr(inputs.training)
-    if name == "momentum":
-        return repr(inputs.momentum if inputs.momentum is not None else getattr(implementation.norm, "momentum", None))
-    return repr(implementation.setting(name, inputs.x.shape))
-
-
-def _result(implementation: Implementation, expression: str) -> list[str]:
-    writes = implementation.module is not None or bool(implementation.mutates)
-    several = implementation.residual or bool(implementation.returns) or (implementation.norm.has_running and not writes)
-    return [f"y = {expression}", *["y = y[0] if isinstance(y, tuple) else y"] * several]
+def _by_tape(script: Script, inputs: Inputs, slopes: Sequence[str], name: str, passes: int) -> str:
+    """Lines of a backward pass by torch's tape, and the expression of the gradient."""
+    implementation = script.implementation
+    module = implementation.module is not None and name in ("weight", "bias") and name not in implementation.passes
+    leaf = "x" if name == "y" else f"module.{name}" if module else name
+    # an input that the code writes into cannot be a leaf
+    own = {leaf: f"{leaf}.clone()"} if leaf in implementation.mutates else {}
+    if isinstance(script.framework, PullsBack):
+        before = len(script.lines)
+        called = script.call(inputs).lines[before:]
+        lines, shown = script.framework.snippet_pull_back(called, leaf)
+        script.lines[before:] = lines
+        return shown
+    script.call(inputs, (f"{leaf}.requires_grad_()", *PLAIN), **own)
+    ends = ["y", script.of("new_residual")][: len(slopes)]
+    for left in range(passes, 0, -1):
+        kept = ", retain_graph=True" * (left > 1)
+        script.add(f"torch.autograd.backward([{', '.join(ends)}], [{', '.join(slopes)}]{kept})")
+    return f"{leaf}.grad"
 
 
 def _imported(implementation: Implementation, function: Any = None) -> tuple[list[str], str]:
     """Lines that import the callable (or another function of it), and the expression that names it."""
+    if function is None and isinstance(implementation.target, Pasted):
+        return implementation.target.source.splitlines(), implementation.target.target.rpartition(":")[2]
     own = implementation.source or getattr(implementation.target, "target", "") or _importable(implementation.target)
     target = own if function is None else _importable(function)
     place, _, attribute = target.rpartition(":")
-    first, *rest = attribute.split(".")
-    claims = implementation.call is None and not isinstance(implementation.target, Built)
+    first, *_ = attribute.split(".")
+    claims = function is None and implementation.call is None and not isinstance(implementation.target, Built)
     lines = [f"from normcheck.norms import {implementation.norm.name}"] * claims
     if not place:
         return [*lines, f"# function = {implementation.name}: it cannot be imported, define it here"], "function"
     if place.endswith(".py"):
+        rest = attribute.split(".")[1:]
         return lines, ".".join([f"runpy.run_path({place!r})[{first!r}]", *rest])
     return [*lines, f"from {place} import {first}"], attribute
 
 
 def _importable(function: Any) -> str:
+    if isinstance(function, Named):
+        return function.target
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "<")
     return "" if module in (None, "__main__") or "<" in name else f"{module}:{name}"
 
 
-def _form(form: tuple[tuple[int, ...], str] | None) -> list[str]:
-    """Lines that print y, and fail where its shape or dtype is another one."""
-    lines = ["print(tuple(y.shape), y.dtype)", "print(y)"]
-    if form is not None:
-        lines.append(f'assert (tuple(y.shape), str(y.dtype).removeprefix("torch.")) == {form!r}')
-    return lines
+def importable(function: Callable[..., Any]) -> bool:
+    """Whether a snippet can import a function."""
+    return bool(_importable(function))
 
 
-def _place(index: tuple[int, ...]) -> str:
-    return ", ".join(str(int(i)) for i in index)
+def indented(lines: Sequence[str]) -> list[str]:
+    """Lines moved to the right by one step."""
+    return textwrap.indent("\n".join(lines), "    ").splitlines()
 
 
-def _compared(framework: Framework, element: str, expected: float | None, tolerance: float | None) -> list[str]:
-    """Lines that print an element and what it should be, and fail where they are too far apart."""
-    lines = [f"got = float({framework.snippet_value(element)})", 'print("got     ", got.hex(), got)']
-    if expected is not None:
-        lines.append(f'print("expected {float(expected).hex()} {float(expected)!r}")')
-    if expected is not None and tolerance is not None and np.isfinite([expected, tolerance]).all():
-        lines.append(f"assert abs(got - {float(expected)!r}) <= {float(tolerance)!r}")
-    return lines
-
-
-def _imports(lines: list[str]) -> list[str]:
+def _imports(lines: Sequence[str]) -> list[str]:
     """What the lines use, in the order in which import lines are sorted."""
     text = "\n".join(lines)
-    names = ("base64", "runpy", "zlib", "ml_dtypes", "np", "torch")
-    return [f"import {'numpy as np' if name == 'np' else name}" for name in names if f"{name}." in text]
+    spelled = {"np": "numpy as np", "jnp": "jax.numpy as jnp"}
+    names = ("base64", "runpy", "zlib", "jax", "jnp", "ml_dtypes", "np", "torch")
+    return [f"import {spelled.get(name, name)}" for name in names if re.search(rf"\b{name}\.", text)]
