@@ -38,13 +38,14 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
 from normcheck.contract import Contract
-from normcheck.formats import FORMATS, Array, Format, Mask
+from normcheck.formats import FORMATS, Array, Format, Mask, no_fraction
 from normcheck.norms import Standardization
 from normcheck.reference import Certified
 
@@ -107,8 +108,8 @@ class RowErrors:
     certified : unrounded reference of y = w*n + b (of n itself for the cast ``before_weight``)
     standardization : what the norm does to a row
     compute : format of the arithmetic
-    weight : |offset + w| broadcast to the rows, or None
-    bias : the bias broadcast to the rows, or None
+    weight : offset + w, of a shape that broadcasts to the rows, or None
+    bias : the bias, of a shape that broadcasts to the rows, or None
     offset : whether the weight is formed by an addition
     given : whether the statistics were given
     out_is_compute : whether the output format is the compute format
@@ -131,12 +132,20 @@ class RowErrors:
     def bound(self, allowed: ErrorClass) -> Array:
         """E of the module docstring, (R, D), with the reference's own err added; not finite where nothing can be promised."""
         with np.errstate(all="ignore"):
-            inner = self.standardized(allowed) * (1 + 4 * self.compute.u * (allowed.height + 8))
-            bound = self._affine_error(inner) + self.certified.err + self._underflow()
+            bound = self.standardized(allowed)
+            bound *= 1 + 4 * self.compute.u * (allowed.height + 8)
+            self._add_affine_error(bound)
+            bound += self.certified.err
+            bound += self._underflow()
             return bound + FORMATS["float32"].u * np.abs(self.certified.hi) if self.through_float32 else bound
 
     def tau(self, allowed: ErrorClass) -> Array:
         """Error of the mean in units of the output, (R,): the common mode. Zero where no mean is computed."""
+        if allowed not in self._taus:
+            self._taus[allowed] = self._tau(allowed)
+        return self._taus[allowed]
+
+    def _tau(self, allowed: ErrorClass) -> Array:
         if self.given or not self.standardization.center:
             return np.zeros(len(self.rows))
         u, cert, adds = self.compute.u, self.certified, allowed.height + 1
@@ -148,6 +157,10 @@ class RowErrors:
         """Which rows can be judged by the bound, (R,): finite, with sums of squares in the compute format's range (S**2 at least
         2**(emin+p), so that no underflow of the variance exceeds u).
         """
+        return self._judged
+
+    @functools.cached_property
+    def _judged(self) -> Mask:
         count = self.standardization.count(self.rows.shape[1])
         top = math.sqrt(self.compute.max) * (1 - 2.0**-10)
         floor = math.sqrt(math.ldexp(1.0, self.compute.emin + self.compute.p))
@@ -160,6 +173,11 @@ class RowErrors:
 
     def gain(self, allowed: ErrorClass) -> Array:
         """Relative error of the factor r by which deviations become the standardized value, (R,), the roundings of n included."""
+        if allowed not in self._gains:
+            self._gains[allowed] = self._gain(allowed)
+        return self._gains[allowed]
+
+    def _gain(self, allowed: ErrorClass) -> Array:
         cert = self.certified
         with np.errstate(all="ignore"):
             share = cert.sigma / cert.scale
@@ -173,15 +191,30 @@ class RowErrors:
 
     def standardized(self, allowed: ErrorClass) -> Array:
         """Error of the standardized value n, (R, D), to first order in u(H+8)."""
-        return self.tau(allowed)[:, None] + self._applied + np.abs(self.normalized) * self.gain(allowed)[:, None]
+        error = np.abs(self.normalized)
+        error *= self.gain(allowed)[:, None]
+        error += self._common(allowed)
+        return error
+
+    def _common(self, allowed: ErrorClass) -> Array:
+        """tau, and the error of the application as x*r - mu*r; (R, D), or (R, 1) where no mean is subtracted."""
+        tau = self.tau(allowed)[:, None]
+        if not self.standardization.center:
+            return tau
+        applied = np.abs(self.rows)
+        applied += (2 if self.given else 1) * np.abs(self.certified.mean)[:, None]
+        applied /= self.certified.scale[:, None]
+        applied *= self.compute.u
+        applied += tau
+        return applied
 
     @functools.cached_property
-    def _applied(self) -> Array:
-        """Error of the application as x*r - mu*r, (R, D)."""
-        if not self.standardization.center:
-            return np.zeros_like(self.rows)
-        mean, scale = self.certified.mean[:, None], self.certified.scale[:, None]
-        return np.asarray((np.abs(self.rows) + (2 if self.given else 1) * np.abs(mean)) / scale * self.compute.u)
+    def _taus(self) -> dict[ErrorClass, Array]:
+        return {}
+
+    @functools.cached_property
+    def _gains(self) -> dict[ErrorClass, Array]:
+        return {}
 
     def _phi(self, share: Array) -> Array:
         std = self.standardization
@@ -205,16 +238,24 @@ class RowErrors:
     def normalized(self) -> Array:
         """n in float64, (R, D); for bounds, never for judging."""
         with np.errstate(all="ignore"):
-            return np.asarray((self.rows - self.certified.mean[:, None]) / self.certified.scale[:, None])
+            normalized = self.rows - self.certified.mean[:, None]
+            normalized /= self.certified.scale[:, None]
+            return np.asarray(normalized)
 
-    def _affine_error(self, inner: Array) -> Array:
+    def _add_affine_error(self, inner: Array) -> None:
+        """Turn the error of n, in place, into that of w*n + b."""
         u = self.compute.u
         if self.weight is not None:
-            scaled = np.abs(self.weight * self.normalized)
-            inner = inner * np.abs(self.weight) + u * scaled * (2 if self.offset else 1)
+            scaled = self.weight * self.normalized
+            np.abs(scaled, out=scaled)
+            scaled *= u * (2 if self.offset else 1)
+            inner *= np.abs(self.weight)
+            inner += scaled
         if self.bias is not None:
-            inner = inner + u * (np.abs(self.certified.hi) + np.abs(self.bias))
-        return inner
+            added = np.abs(self.certified.hi)
+            added += np.abs(self.bias)
+            added *= u
+            inner += added
 
     def _underflow(self) -> Array:
         """Roundings below the normal range: of n, w*n and y; of w*c where a weight multiplies before the division; and of an
@@ -224,7 +265,7 @@ class RowErrors:
         early = 0.0 if self.weight is None else 1.0
         late = 1.0 if self.weight is None else weight
         before = eta / self.certified.scale[:, None] * (early + late * self.flushes)
-        return np.broadcast_to(eta * (1 + weight) + eta * self.out_is_compute + before, self.rows.shape)
+        return np.asarray(eta * (1 + weight) + eta * self.out_is_compute + before)
 
     @property
     def eta(self) -> float:
@@ -238,30 +279,47 @@ class Judgement:
 
     Attributes
     ----------
-    ratio : distance of the exact value from the rounding cell of the output, over the bound, (R, D); at most 1 conforms
+    ratio : distance of the exact value from the rounding cell of the output, over the bound, (R, D); at most 1 conforms, and 0
+        where nothing was judged
     judged : the elements that were judged, (R, D)
-    error : |output - exact value|, (R, D)
-    tolerance : the bound plus half an ulp of the output, (R, D)
+    sizes : gives error and tolerance at an index
     """
 
     ratio: Array
     judged: Mask
-    error: Array
-    tolerance: Array
+    sizes: Callable[[Any], tuple[Array, Array]]
 
-    @property
+    @functools.cached_property
+    def error(self) -> Array:
+        """|output - exact value|, (R, D)."""
+        return self.sizes(...)[0]
+
+    @functools.cached_property
+    def tolerance(self) -> Array:
+        """The bound plus half an ulp of the output, (R, D)."""
+        return self.sizes(...)[1]
+
+    @functools.cached_property
     def worst(self) -> tuple[int, int] | None:
         """Row and element of the largest ratio, or None if nothing was judged."""
         if not self.judged.any():
             return None
-        flat = np.where(self.judged, self.ratio, -1.0).argmax()
+        flat = self.ratio.argmax() if self.worst_ratio > 0 else self.judged.argmax()
         row, element = np.unravel_index(flat, self.ratio.shape)
         return int(row), int(element)
 
-    @property
+    @functools.cached_property
     def worst_ratio(self) -> float:
         """The largest ratio among judged elements; 0 if nothing was judged."""
-        return float(np.where(self.judged, self.ratio, 0.0).max(initial=0.0))
+        return float(self.ratio.max(initial=0.0))
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """``error`` and ``tolerance`` of the worst element, or nothing if nothing was judged."""
+        if self.worst is None:
+            return {}
+        error, tolerance = self.sizes(self.worst)
+        return {"error": float(error), "tolerance": float(tolerance)}
 
 
 def distance(output: Array, certified: Exact, fmt: Format) -> Array:
@@ -271,15 +329,25 @@ def distance(output: Array, certified: Exact, fmt: Format) -> Array:
     outputs have the cell beyond the largest finite value.
     """
     with np.errstate(all="ignore"):
-        error = (output - certified.hi) - certified.lo
+        error = output - certified.hi
+        error -= certified.lo
         half = 0.5 * fmt.ulp(output)
-        toward_zero = np.sign(error) * np.sign(output) > 0
-        power_of_two = (np.abs(np.frexp(output)[0]) == 0.5) & (np.abs(output) > fmt.min_normal)
-        half = np.where(power_of_two & toward_zero, half / 2, half)
-        finite = np.maximum(np.abs(error) - half, 0.0)
-        edge = fmt.max + 0.5 * float(fmt.ulp(fmt.max))
-        beyond = np.maximum(edge - np.sign(output) * certified.hi, 0.0)
-        return np.where(np.isfinite(output), finite, np.where(np.isnan(output), np.inf, beyond))
+        powers = no_fraction(output)
+        if powers.any():
+            some, off = output[powers], error[powers]
+            toward_zero = (np.sign(off) * np.sign(some) > 0) & (np.abs(some) > fmt.min_normal)
+            half[powers] *= np.where(toward_zero, 0.5, 1.0)
+        gap = np.abs(error, out=error)
+        gap -= half
+        np.maximum(gap, 0.0, out=gap)
+        finite = np.isfinite(output)
+        return gap if finite.all() else np.where(finite, gap, _beyond(output, certified, fmt))
+
+
+def _beyond(output: Array, certified: Exact, fmt: Format) -> Array:
+    """Distance from the cell of an infinity; infinite for NaN."""
+    edge = fmt.max + 0.5 * float(fmt.ulp(fmt.max))
+    return np.where(np.isnan(output), np.inf, np.maximum(edge - np.sign(output) * certified.hi, 0.0))
 
 
 def judge(output: Array, certified: Exact, bound: Array, fmt: Format, judged: Mask, gap: Array | None = None) -> Judgement:
@@ -296,12 +364,19 @@ def judge(output: Array, certified: Exact, bound: Array, fmt: Format, judged: Ma
     """
     with np.errstate(all="ignore"):
         gap = distance(output, certified, fmt) if gap is None else gap
-        value = np.abs(certified.hi)
-        covered = judged[:, None] & np.isfinite(bound) & np.isfinite(certified.hi) & (value + bound <= fmt.max)
-        ratio = np.where(gap > 0, np.where(bound > 0, gap / bound, np.inf), 0.0)
-        error = _infinite_for_nan(np.abs((output - certified.hi) - certified.lo))
-        tolerance = bound + 0.5 * np.nan_to_num(fmt.ulp(output), nan=0.0)
-    return Judgement(np.where(covered, ratio, 0.0), covered, error, tolerance)
+        reach = np.abs(certified.hi)
+        reach += bound
+        covered = reach <= fmt.max
+        if not judged.all():
+            covered &= judged[:, None]
+        ratio = np.divide(gap, bound, out=np.zeros_like(gap), where=covered & (gap > 0))
+
+    def sizes(at: Any) -> tuple[Array, Array]:
+        with np.errstate(all="ignore"):
+            error = _infinite_for_nan(np.abs((output[at] - certified.hi[at]) - certified.lo[at]))
+            return error, bound[at] + 0.5 * np.nan_to_num(fmt.ulp(output[at]), nan=0.0)
+
+    return Judgement(ratio, covered, sizes)
 
 
 def _infinite_for_nan(error: Array) -> Array:
@@ -336,7 +411,7 @@ def judge_before_weight(
         inside = (low <= output) & (output <= high)
         ratio = np.where(inside, np.clip(estimate, 0.0, 1.0), np.maximum(np.nan_to_num(estimate, nan=np.inf), 1.0 + 2.0**-20))
         covered = judged[:, None] & np.isfinite(reach) & np.isfinite(exact) & (np.abs(high) <= fmt.max) & (np.abs(low) <= fmt.max)
-    return Judgement(np.where(covered, ratio, 0.0), covered, error, reach + slack)
+    return Judgement(np.where(covered, ratio, 0.0), covered, lambda at: (error[at], (reach + slack)[at]))
 
 
 def vacuous(certified: Exact, bound: Array, judged: Mask) -> bool:

@@ -125,7 +125,7 @@ class Format:
 
 
 def powers_of_two(x: Array) -> Array:
-    """The largest power of two in each normal ``|x|``; 0 for zeros and subnormal numbers of float64, inf where x is not finite."""
+    """The largest power of two in each ``|x|``; 0 for zeros and subnormal numbers of float64, inf where x is not finite."""
     return (_bits(x) & _EXPONENT).view(np.float64)
 
 

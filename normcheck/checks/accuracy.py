@@ -129,11 +129,10 @@ def _result(
         outcome = Outcome.FAILED if context.implementation.contract.subnormals else Outcome.WARNED
     elif verdicts["sequential"].worst_ratio <= 1 and not declared:
         severity, outcome = Severity.WARNING, Outcome.WARNED
-    values: dict[str, Any] = {} if verdict.worst is None else _worst(verdict)
     message = "" if outcome is Outcome.PASSED else _message(case, output, verdict, outcome, graded)
     if graded:
         measures["grade"] = float(_grade(context, verdicts))
-    return context.result(ID, outcome, message, severity=severity, measures=measures, **where, **values)
+    return context.result(ID, outcome, message, severity=severity, measures=measures, **where, **verdict.figures)
 
 
 def _grade(context: Context, verdicts: dict[ClassName, Judgement]) -> int:
@@ -143,12 +142,6 @@ def _grade(context: Context, verdicts: dict[ClassName, Judgement]) -> int:
     if verdicts["tree"].worst_ratio <= 1:
         return 1
     return 2 if verdicts["sequential"].worst_ratio <= 1 else 3
-
-
-def _worst(verdict: Judgement) -> dict[str, float]:
-    at = verdict.worst
-    assert at is not None
-    return {"error": float(verdict.error[at]), "tolerance": float(verdict.tolerance[at])}
 
 
 def _message(case: Case, output: Array, verdict: Judgement, outcome: Outcome, graded: bool) -> str:

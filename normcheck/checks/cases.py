@@ -51,7 +51,7 @@ class Case:
     certified: Certified
     errors: RowErrors
 
-    @property
+    @functools.cached_property
     def x_format(self) -> Format:
         """Format of the input."""
         return format_of(self.inputs.dtype)
@@ -61,12 +61,12 @@ class Case:
         """Format of weight and bias, or None where there are none."""
         return None if self.inputs.weight is None else format_of(self.inputs.weight_dtype or self.inputs.dtype)
 
-    @property
+    @functools.cached_property
     def out_format(self) -> Format:
         """Format that the output must have."""
         return self.contract.output_format(self.x_format, self.weight_format)
 
-    @property
+    @functools.cached_property
     def inner_cast(self) -> bool:
         """Whether the standardized value is rounded before it meets the weight, and this can be told from one rounding."""
         return _inner_cast(self.contract, self.x_format, self.inputs.weight is not None)
@@ -82,27 +82,34 @@ class Case:
         """The exact result rounded to float64, (R, D); for diagnostics and messages, never for judging."""
         if not self.inner_cast:
             return self.certified.hi
-        weight, bias = self.affine
+        weight, bias = self.parameters
         inner = np.ones(1) if weight is None else weight
         return inner * self.certified.hi + (0.0 if bias is None else bias)
 
     def rounding(self, output: Array) -> Array:
         """What rounding to storage adds to E, (R, D): half an ulp of the output; with an inner cast |w| times half one of n."""
         half = 0.5 * self.out_format.ulp(output)
-        weight, _ = self.affine
+        weight, _ = self.parameters
         if not self.inner_cast or weight is None:
             return half
         return half + 0.5 * np.abs(weight) * self.x_format.ulp(self.certified.hi)
 
     def reach(self, name: ClassName) -> Array:
         """E of the class in units of the output, (R, D): times |w| where the bound is that of n."""
-        weight, _ = self.affine
+        weight, _ = self.parameters
         return self.bound(name) if not self.inner_cast or weight is None else np.asarray(np.abs(weight) * self.bound(name))
 
     @functools.cached_property
     def affine(self) -> tuple[Array | None, Array | None]:
         """Weight (offset included) and bias, broadcast to the rows."""
-        return _affine(self.norm, self.fold, self.inputs.weight, self.inputs.bias)
+        shape = (self.fold.rows, self.fold.width)
+        weight, bias = (None if part is None else np.broadcast_to(part, shape) for part in self.parameters)
+        return weight, bias
+
+    @functools.cached_property
+    def parameters(self) -> tuple[Array | None, Array | None]:
+        """Weight (offset included) and bias, of shapes that broadcast to the rows."""
+        return _parameters(self.norm, self.fold, self.inputs)
 
     @property
     def given(self) -> tuple[Array | None, Array | None]:
@@ -132,7 +139,7 @@ class Case:
         judged, bound = self.errors.judged(), self.bound(name)
         if not self.inner_cast:
             return judge(output, self.certified, bound, self.out_format, judged, gap)
-        weight, bias = self.affine
+        weight, bias = self.parameters
         assert weight is not None
         return judge_before_weight(output, self.certified, bound, weight, bias, self.x_format, self.out_format, judged)
 
@@ -238,6 +245,7 @@ def with_statistics(inputs: Inputs, norm: Norm, fold: Fold, rows: Array, *, take
     return replace(inputs, running_mean=fmt.round(mean), running_var=fmt.round(variance))
 
 
+@functools.cache
 def numerics(contract: Contract) -> Contract:
     """The contract reduced to what bears on reference and bounds, so that implementations that differ in the rest share cases."""
     height: Accumulation | int = contract.accumulation if isinstance(contract.accumulation, int) else "tree"
@@ -261,10 +269,14 @@ def _raw_affine(fold: Fold, inputs: Inputs) -> tuple[Array | None, Array | None]
     return None if weight is None else fold.affine(weight), None if bias is None else fold.affine(bias)
 
 
-def _affine(norm: Norm, fold: Fold, weight: Array | None, bias: Array | None) -> tuple[Array | None, Array | None]:
+def _parameters(norm: Norm, fold: Fold, inputs: Inputs) -> tuple[Array | None, Array | None]:
+    weight, bias = _raw_affine(fold, inputs)
+    if weight is not None:
+        weight = weight + norm.weight_offset
+    if fold.period == 1:
+        return weight, bias
     take = np.arange(fold.rows) % fold.period
-    spread_weight = None if weight is None else (fold.affine(weight) + norm.weight_offset)[take]
-    return spread_weight, None if bias is None else fold.affine(bias)[take]
+    return None if weight is None else weight[take], None if bias is None else bias[take]
 
 
 def _given(norm: Norm, fold: Fold, inputs: Inputs) -> tuple[Array | None, Array | None]:
@@ -281,7 +293,7 @@ def _errors(
     x_format = format_of(inputs.dtype)
     compute = contract.compute_format(x_format)
     inner = _inner_cast(contract, x_format, inputs.weight is not None)
-    weight, bias = (None, None) if inner else _affine(norm, fold, inputs.weight, inputs.bias)
+    weight, bias = (None, None) if inner else _parameters(norm, fold, inputs)
     weight_format = None if inputs.weight is None else format_of(inputs.weight_dtype or inputs.dtype)
     return RowErrors(
         rows,

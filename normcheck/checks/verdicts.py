@@ -55,7 +55,6 @@ def held(context: Context, check: str, case: Case, output: Array, how: str = "",
     at = verdict.worst
     text = (
         f"y[{at[0]}, {at[1]}]={float(output[at])!r}, but should be {float(case.exact[at])!r} within "
-        f"{float(verdict.tolerance[at]):.3g} [{describe(case)}{how}]"
+        f"{verdict.figures['tolerance']:.3g} [{describe(case)}{how}]"
     )
-    figures = {"error": float(verdict.error[at]), "tolerance": float(verdict.tolerance[at])}
-    return context.result(check, Outcome.FAILED, text, **where, **figures)
+    return context.result(check, Outcome.FAILED, text, **where, **verdict.figures)
