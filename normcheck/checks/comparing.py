@@ -12,14 +12,12 @@ import numpy as np
 
 from normcheck.checks.base import Context, SkipCaseError, describe
 from normcheck.checks.cases import Case, make_case, numerics, with_statistics
-from normcheck.checks.witness import beyond, pass_class, shown, witness
+from normcheck.checks.witness import beyond, pass_class, witness
 from normcheck.formats import Array, Mask
-from normcheck.implementations import LAYOUTS, VIEWS, CallError, Implementation, Inputs, frameworks
+from normcheck.implementations import LAYOUTS, VIEWS, CallError, Inputs, frameworks, snippet
 from normcheck.norms import Norm
 from normcheck.regimes import biases, weights
 from normcheck.results import Outcome, Result, Severity, Witness
-
-Called = tuple[Implementation, Case]
 
 _SCALES = (1.0, 0.25, 8.0)
 _MEANS = (1.0, -2.0, 0.5, 3.0, -1.0)
@@ -107,27 +105,25 @@ def first(mask: Mask) -> tuple[int, int]:
 
 
 def finding(
-    context: Context, check: str, case: Case, outcome: Outcome, text: str, witness: Witness | None = None, **where: Any
+    context: Context, check: str, case: Case, outcome: Outcome, text: str, index: int | None = None, **where: Any
 ) -> Result:
-    """A finding about a call, with what shows it."""
+    """A finding about one call, which is written down with it."""
     return context.result(
         check,
         outcome,
         f"{text} [{describe(case)}]",
         severity=Severity.WARNING if outcome is Outcome.WARNED else Severity.ERROR,
-        witness=witness,
+        witness=Witness(snippet(context.implementation, case.inputs), where.get("regime", "") or "mixed rows", index),
         **{"shape": tuple(case.fold.shape), "layout": case.inputs.layout, **where},
     )
 
 
-def held(
-    context: Context, check: str, case: Case, output: Array, *, called: Called | None = None, note: str = "", **where: Any
-) -> Result:
+def held(context: Context, check: str, case: Case, output: Array, *, shown: bool = True, note: str = "", **where: Any) -> Result:
     """An output held against the bound E of ``accuracy``: failed beyond the widest class that passes.
 
     Parameters
     ----------
-    called : what was called, and with what, if it was not the context's code with this case; rows lie as those of this case
+    shown : whether the case is one that the implementation can be called with, so that a witness can be found
     note : added to the message
     """
     name = pass_class(context)
@@ -140,11 +136,13 @@ def held(
     if verdict.worst_ratio <= 1:
         return context.result(check, Outcome.PASSED, **where)
     text = f"{_place(at)}={float(output[at])!r}, but should be {float(case.exact[at])!r} within {where['tolerance']:.3g}"
-    if called is None:
-        found = witness(context, case, output, lambda smaller, out: beyond(smaller, out, name))
-    else:
-        found = shown(*called, output, at, float(case.exact[at]), where["tolerance"])
-    return context.result(check, Outcome.FAILED, f"{text} [{describe(case)}]{note}", witness=found, **where)
+    return context.result(
+        check,
+        Outcome.FAILED,
+        f"{text} [{describe(case)}]{note}",
+        witness=witness(context, case, output, lambda smaller, out: beyond(smaller, out, name)) if shown else None,
+        **where,
+    )
 
 
 def equal(
