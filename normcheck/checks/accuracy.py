@@ -131,11 +131,11 @@ def _result(
         severity, outcome = Severity.WARNING, Outcome.WARNED
     message = "" if outcome is Outcome.PASSED else _message(case, output, verdict, outcome, graded)
     if graded:
-        measures["grade"] = float(_grade(context, verdicts))
+        measures["grade"] = float(grade(context, verdicts))
     return context.result(ID, outcome, message, severity=severity, measures=measures, **where, **verdict.figures)
 
 
-def _grade(context: Context, verdicts: dict[ClassName, Judgement]) -> int:
+def grade(context: Context, verdicts: dict[ClassName, Judgement]) -> int:
     """0 to 3 for A+, A, B, F. A+ is asked only of kernels that do not merge partial variances."""
     if verdicts["strict"].worst_ratio <= 1 and context.implementation.contract.accumulation != "merge":
         return 0

@@ -5,7 +5,15 @@ from normcheck.implementations.base import CallError, Framework, Implementation,
 from normcheck.implementations.calls import Observation, call, natives, observe, user_code
 from normcheck.implementations.companions import Block, Quantized
 from normcheck.implementations.gradients import Gradients, backward, backward_twice, differentiable
-from normcheck.implementations.registry import RegistrationError, frameworks, implementations, left_out, missing, require
+from normcheck.implementations.registry import (
+    RegistrationError,
+    frameworks,
+    implementations,
+    left_out,
+    missing,
+    require,
+    unjudged,
+)
 from normcheck.implementations.sessions import Session
 from normcheck.implementations.snippets import gradient_snippet, snippet
 from normcheck.implementations.targets import Named, TargetError, load
@@ -43,5 +51,6 @@ __all__ = [
     "observe",
     "require",
     "snippet",
+    "unjudged",
     "user_code",
 ]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Container, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 from normcheck.contract import Contract
 from normcheck.formats import FORMATS, Array
@@ -15,6 +15,9 @@ from normcheck.implementations.arrays import LAYOUTS
 from normcheck.implementations.companions import Block, Quantized
 from normcheck.implementations.targets import Named
 from normcheck.norms import Norm
+
+if TYPE_CHECKING:
+    from normcheck.implementations.captured import Captured
 
 ARRAYS = ("x", "weight", "bias", "residual", "running_mean", "running_var")
 INPUTS = (*ARRAYS, "training", "momentum")
@@ -81,11 +84,15 @@ class CallError(Exception):
     Attributes
     ----------
     traceback : text of the traceback, without normcheck's own frames
+    called : implementation and inputs of the call that raised, where it was made in the ordinary way
+    snippet : source that raises again, where it is no such call
     """
 
     def __init__(self, message: str, traceback: str = "") -> None:
         super().__init__(message)
         self.traceback = traceback
+        self.called: tuple[Implementation, Inputs] | None = None
+        self.snippet = ""
 
 
 class MissingPackageError(ImportError):
@@ -179,6 +186,7 @@ class Implementation:
         (list of y, running_mean, running_var). Shards are arrays like x, cut unevenly along the first axis
     variants : other forms of the same call, such as a compiled one, by name; each is judged by itself
     alike : names of other code of the very same text, for which this stands
+    captured : a call that a model made of this layer
 
     Raises
     ------
@@ -214,6 +222,7 @@ class Implementation:
     workers: Callable[..., Any] | None = None
     variants: Mapping[str, Callable[..., Any]] = field(default_factory=dict, hash=False)
     alike: tuple[str, ...] = ()
+    captured: Captured | None = None
 
     def __post_init__(self) -> None:
         """Refuse what cannot be called or judged."""

@@ -57,6 +57,7 @@ class Formula:
     upcasts : whether everything is computed in float32
     given : whether it normalizes with statistics that it is given
     wide_parameters : whether its parameters must be float32
+    unbuildable : why its constructor cannot be called, or ``""``
     """
 
     norm: Norm
@@ -68,6 +69,7 @@ class Formula:
     upcasts: bool = False
     given: bool = False
     wide_parameters: bool = False
+    unbuildable: str = ""
 
 
 def read(source: str) -> Formula:
@@ -129,16 +131,18 @@ class _Class:
         parameters = self._parameters(inherited)
         upcasts = "widen" in names
         norm = self._norm(fused, given)
+        build, lacking = self._build(norm)
         return Formula(
             norm,
             self._contract(norm, fused, () if inherited else parameters),
             parameters,
             self._eps_attribute(inherited),
-            self._build(norm),
+            build,
             self._channels_first(),
             upcasts,
             given,
             upcasts and bool(fused) and self._widened_once(),
+            f"its constructor takes {lacking}" if lacking else "",
         )
 
     def _widened_once(self) -> bool:
@@ -301,26 +305,21 @@ class _Class:
             elif isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name) and node.value.id.startswith("ACT"):
                 yield "activation"
 
-    def _build(self, norm: Norm) -> tuple[tuple[str, str], ...]:
-        """What the constructor takes, by argument."""
+    def _build(self, norm: Norm) -> tuple[tuple[tuple[str, str], ...], str]:
+        """What the constructor takes, by argument, and an argument that it needs and that is not understood."""
         init = self.methods.get("__init__")
         inherited = _INHERITED.get(self.base, ())
         if init is None:
-            return inherited
-        roles = {}
+            return inherited, ""
         given = init.args
         required = [argument.arg for argument in given.args[1:]][: len(given.args) - 1 - len(given.defaults)]
-        for name in [*(argument.arg for argument in given.args[1:]), *(argument.arg for argument in given.kwonlyargs)]:
-            role = self._role(name, init, norm)
-            if role is None and name in required:
-                raise UnreadableError(f"its constructor takes {name}")
-            if role is not None:
-                roles[name] = role
+        names = [argument.arg for argument in (*given.args[1:], *given.kwonlyargs)]
+        roles = {name: role for name in names if (role := self._role(name, init, norm)) is not None}
         if given.kwarg is not None and self.base != "Module":
-            fixed = "groups" if self.base == "GroupNorm" and self._groups() == 1 else ""
-            taken = set(roles.values()) | {fixed} | ({"width"} if {"sizes", "width"} & set(roles.values()) else set())
+            fixed = {"groups"} if self._groups() == 1 else set()
+            taken = {*roles.values(), *fixed, *(("width",) * ("sizes" in roles.values()))}
             roles |= {name: role for name, role in inherited if role not in taken and name not in roles}
-        return tuple(roles.items())
+        return tuple(roles.items()), next((name for name in required if name not in roles), "")
 
     def _role(self, name: str, init: ast.FunctionDef, norm: Norm) -> str | None:
         if name == "config":

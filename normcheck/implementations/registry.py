@@ -87,6 +87,12 @@ def left_out(framework: str | None = None) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*whole, *filter(None, rest)]))
 
 
+def unjudged() -> dict[str, str]:
+    """What the adapters find in installed packages and do not judge, by name, with the reason."""
+    found = (module.unjudged() for module in _modules() if hasattr(module, "unjudged"))
+    return {name: reason for reasons in found for name, reason in reasons.items()}
+
+
 def _lacks(package: str, line: str) -> str:
     return f"{package} is not installed; {line}"
 

@@ -21,7 +21,8 @@ from normcheck.implementations.torch import DEVICES, FLOATS
 from normcheck.norms import Norm, RMSNorm
 
 PACKAGE = "transformers"
-_CLASS = re.compile(r"^class (\w*[Nn]orm(?!al)\w*)\b.*?(?=^\S|\Z)", re.MULTILINE | re.DOTALL)
+_CLASS = re.compile(r"^class (\w*norm\w*)\b.*?(?=^\S|\Z)", re.MULTILINE | re.DOTALL | re.IGNORECASE)
+_NORM = re.compile("(?<!un)norm(?!al)")
 # whose layer gives a row its name, where several are the same
 _FIRST = ("llama", "gemma", "t5", "qwen3", "cohere", "convnext", "olmo2", "mamba2", "deepseek_v4", "detr")
 
@@ -148,17 +149,21 @@ def _found() -> Iterator[Found]:
         for path in sorted((folder / "models").rglob("*.py")):
             if not path.name.startswith("modular_"):
                 module = ".".join((PACKAGE, *path.relative_to(folder).with_suffix("").parts))
+                model = path.parent.name.replace("_", "")
                 for match in _CLASS.finditer(path.read_text(encoding="utf-8")):
-                    yield Found(module, match[1], match[0])
+                    # models may have a norm in their own names
+                    if _NORM.search(match[1].lower().replace(model, "")):
+                        yield Found(module, match[1], match[0])
 
 
 @functools.cache
 def _formula(source: str) -> Formula | str:
     """The formula, or the reason why there is none."""
     try:
-        return read(source)
+        formula = read(source)
     except UnreadableError as reason:
         return str(reason)
+    return formula.unbuildable or formula
 
 
 def _rows(formula: Formula, members: tuple[Found, ...]) -> Iterator[Implementation]:
