@@ -15,7 +15,7 @@ from normcheck.checks.gradient_cases import NAMES, GradientCase, gradient_case, 
 from normcheck.checks.gradients import with_residual
 from normcheck.checks.second_order import second_order
 from normcheck.formats import Array
-from normcheck.implementations import CallError, frameworks
+from normcheck.implementations import CallError, LayoutError, frameworks
 from normcheck.implementations.gradients import Gradients, backward_twice, differentiable
 from normcheck.results import Outcome, Result, Severity
 
@@ -64,7 +64,7 @@ def gradient_flow(context: Context) -> Iterator[Result]:
 
     Known exceptions
     ----------------
-    A layout that the implementation refuses in its forward pass is left out.
+    A layout that the implementation refuses in its forward pass, or that its framework has not, is left out.
 
     References
     ----------
@@ -81,7 +81,7 @@ def _flow(context: Context, shape: tuple[int, ...], layout: str) -> Result | Non
     case = with_residual(context, context.case("standard", shape, layout=layout))
     try:
         context.run(case)
-    except CallError:
+    except (CallError, LayoutError):
         return None
     where: dict[str, Any] = {"shape": shape, "layout": layout, "regime": "standard"}
     second = slopes(context, case, 1) if context.implementation.residual else None

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
-from normcheck.checks.base import Context, guarded, register
+from normcheck.checks.base import Context, SkipCaseError, guarded, register
 from normcheck.checks.cases import Case
 from normcheck.checks.comparing import case_from, equal, finding, held, layouts, mixed, need_sound_base, same_bits, some_shapes
+from normcheck.checks.witness import claimed, pointed, writable
 from normcheck.formats import Array
-from normcheck.implementations import Inputs, frameworks, observe
-from normcheck.results import Outcome, Result
+from normcheck.implementations import Inputs, LayoutError, frameworks, observe
+from normcheck.implementations.literals import number
+from normcheck.implementations.snippets import Script
+from normcheck.results import Outcome, Result, Witness
 
 _FILLS = (float("nan"), 1.0, 0.0)
 _COPIES = 8
@@ -96,7 +101,10 @@ def inputs_unchanged(context: Context) -> Iterator[Result]:
 def _unchanged(context: Context, shape: tuple[int, ...], layout: str) -> Result:
     case = case_from(context, mixed(context, shape), layout=layout)
     inputs = case.inputs
-    seen = observe(context.implementation, inputs)
+    try:
+        seen = observe(context.implementation, inputs)
+    except LayoutError as error:
+        raise SkipCaseError(str(error)) from None
     after = seen.after
     for name in after.keys() - _may_change(context, seen.output.running_mean is not None):
         before = np.asarray(getattr(inputs, name))
@@ -104,7 +112,8 @@ def _unchanged(context: Context, shape: tuple[int, ...], layout: str) -> Result:
         if changed.any():
             at = tuple(int(i) for i in np.argwhere(changed)[0])
             text = f"{name}{list(at)}={float(after[name][at])!r} after the call, but should be {float(before[at])!r} as before"
-            return finding(context, "inputs-unchanged", case, Outcome.FAILED, text)
+            found = pointed(context.implementation, inputs, name, at, float(after[name][at]), float(before[at]))
+            return finding(context, "inputs-unchanged", case, Outcome.FAILED, text, found)
     return context.result("inputs-unchanged", Outcome.PASSED, shape=shape, layout=layout)
 
 
@@ -155,16 +164,28 @@ def output_aliasing(context: Context) -> Iterator[Result]:
 def _apart(context: Context, shape: tuple[int, ...]) -> Result:
     case = case_from(context, mixed(context, shape))
     first = observe(context.implementation, case.inputs)
-    observe(context.implementation, case_from(context, mixed(context, shape, salt=1)).inputs)
-    changed = int((~same_bits(first.reread(), first.output.y)).sum())
+    other = case_from(context, mixed(context, shape, salt=1)).inputs
+    observe(context.implementation, other)
+    now = first.reread()
+    changed = int((~same_bits(now, first.output.y)).sum())
     if changed:
+        found = _overwritten(context, case.inputs, other, first.output.y, now)
         text = f"{changed} of {case.rows.size} elements of y changed with a second call, but should be as the first left them"
-        return finding(context, "output-aliasing", case, Outcome.FAILED, text)
+        return finding(context, "output-aliasing", case, Outcome.FAILED, text, found)
     shared = sorted(set(first.shared) - set(context.implementation.mutates))
     if shared:
         text = f"y lies in the memory of {' and '.join(shared)}, but should have its own"
         return finding(context, "output-aliasing", case, Outcome.WARNED, text)
     return context.result("output-aliasing", Outcome.PASSED, shape=shape)
+
+
+def _overwritten(context: Context, one: Inputs, other: Inputs, before: Array, now: Array) -> Witness:
+    """Two calls, and an element of the first result that the second call has changed."""
+    at = tuple(int(i) for i in np.argwhere(~same_bits(now, before))[0])
+    due = float(before[at])
+    script = Script(context.implementation).arrays(one).call(one).add("first = y").anew().arrays(other).call(other)
+    script.element("first", at, due, claim=claimed(float(now[at]), due))
+    return Witness(script.text, "two calls", None, float(now[at]).hex(), due.hex())
 
 
 @register("poisoned-scratch")
@@ -208,12 +229,34 @@ def _poisoned(context: Context, shape: tuple[int, ...]) -> Result:
         outputs.append(context.run(case))
     wrong = next((output for output in outputs if not same_bits(output, outputs[-1]).all()), outputs[0])
     why = "where freed memory holds zeros: it held others"
-    return equal(context, "poisoned-scratch", case, wrong, outputs[-1], why, promised=True)
+    result = equal(context, "poisoned-scratch", case, wrong, outputs[-1], why, promised=True)
+    return result if result.outcome is Outcome.PASSED else replace(result, witness=_littered(context, case))
+
+
+def _littered(context: Context, case: Case) -> Witness | None:
+    """The call, after blocks of NaN have been freed, and after blocks of zeros have."""
+    if not writable(case.inputs):
+        return None
+    script = Script(context.implementation)
+    for fill, name in ((math.nan, "first"), (0.0, "second")):
+        script.add("blocks = []")
+        for shape, dtype in _blocks(case.inputs, case.fold.rows):
+            script.add(f"for _ in range({_COPIES}):", f"    block = np.full({shape}, {number(fill)})")
+            script.add(f"    {script.framework.snippet_array('block', dtype, case.inputs.device, 'contiguous', len(shape))}")
+            script.add("    blocks.append(block)")
+        script.arrays(case.inputs).add("del block, blocks").anew().call(case.inputs).add(f"{name} = np.array(y.tolist())")
+    script.add("print(first)", "print(second)", "assert np.array_equal(first, second)")
+    return Witness(script.text, "freed memory")
+
+
+def _blocks(inputs: Inputs, rows: int) -> tuple[tuple[tuple[int, ...], str], ...]:
+    """Shapes and dtypes of the blocks that a norm would ask for."""
+    return ((inputs.x.shape, inputs.dtype), (inputs.x.shape, "float32"), ((rows,), "float32"), (inputs.x.shape[1:], "float32"))
 
 
 def _litter(context: Context, inputs: Inputs, rows: int, fill: float) -> None:
     """Allocate blocks of the sizes that a norm would ask for, fill them, and free them."""
     framework = frameworks()[context.implementation.framework]
-    sizes = ((inputs.x.shape, inputs.dtype), (inputs.x.shape, "float32"), ((rows,), "float32"), (inputs.x.shape[1:], "float32"))
-    blocks = [framework.to_native(np.full(shape, fill), dtype, inputs.device) for shape, dtype in sizes for _ in range(_COPIES)]
+    sizes = [size for size in _blocks(inputs, rows) for _ in range(_COPIES)]
+    blocks = [framework.to_native(np.full(shape, fill), dtype, inputs.device) for shape, dtype in sizes]
     blocks.clear()

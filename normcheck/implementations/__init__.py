@@ -1,6 +1,6 @@
 """Code under judgement: what it is, how it is called, which is discovered, and how a call is written down for pasting."""
 
-from normcheck.implementations.arrays import LAYOUTS, VIEWS, decode, encode
+from normcheck.implementations.arrays import LAYOUTS, VIEWS, LayoutError, decode, encode
 from normcheck.implementations.base import CallError, Framework, Implementation, Inputs, MissingPackageError, Output
 from normcheck.implementations.calls import Observation, call, natives, observe, user_code
 from normcheck.implementations.companions import Block, Quantized
@@ -27,6 +27,7 @@ __all__ = [
     "Gradients",
     "Implementation",
     "Inputs",
+    "LayoutError",
     "MissingPackageError",
     "Named",
     "Observation",

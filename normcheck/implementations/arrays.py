@@ -19,6 +19,10 @@ LAYOUTS: dict[str, Callable[[int], tuple[int, ...]]] = {
 """Order of the axes in memory, slowest first, by layout and rank. The shape stays the same; only the strides differ."""
 
 
+class LayoutError(ValueError):
+    """A layout that a framework's arrays cannot have."""
+
+
 @dataclass(frozen=True)
 class View:
     """A way in which an array lies in a larger block of memory, whose other elements are NaN.

@@ -16,7 +16,7 @@ import numpy as np
 
 from normcheck.contract import Contract
 from normcheck.formats import Array
-from normcheck.implementations.arrays import decode, encode
+from normcheck.implementations.arrays import LayoutError, decode, encode
 from normcheck.implementations.base import Implementation
 from normcheck.implementations.targets import Pasted
 from normcheck.norms import LayerNorm, Norm, RMSNorm
@@ -79,7 +79,7 @@ class Jax:
         import jax.numpy as jnp
 
         if layout != "contiguous":
-            raise ValueError(f"layout={layout!r}, but jax has no strides")
+            raise LayoutError(f"layout={layout!r}, but jax has no strides")
         with self.with_float64():
             array = jnp.array(encode(values, dtype), copy=True)
             return array if device == "cpu" else jax.device_put(array, _place(device))

@@ -12,7 +12,7 @@ import numpy as np
 
 from normcheck.contract import Contract
 from normcheck.formats import Array
-from normcheck.implementations.arrays import VIEWS, encode
+from normcheck.implementations.arrays import VIEWS, LayoutError, encode
 from normcheck.implementations.base import Built, Implementation
 from normcheck.implementations.targets import Named
 from normcheck.norms import BatchNorm, GroupNorm, InstanceNorm, L2Norm, LayerNorm, Norm, RMSNorm
@@ -59,7 +59,7 @@ class Torch:
         import torch
 
         if layout == "reversed":
-            raise ValueError("layout='reversed', but torch has no negative strides")
+            raise LayoutError("layout='reversed', but torch has no negative strides")
         typed = encode(values, dtype, layout)
         if layout in VIEWS:
             return _viewed(typed, dtype, device)
