@@ -2,32 +2,49 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import inspect
 import json
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from normcheck import ledger
 from normcheck.born import born
-from normcheck.checks import Check, Context, checks, run_check
-from normcheck.checks.cases import regime_case
-from normcheck.implementations import Implementation, MissingPackageError, frameworks, require
+from normcheck.engine.jobs import Place
+from normcheck.engine.journal import Journal
+from normcheck.engine.lanes import Limits
+from normcheck.engine.run import run_all
+from normcheck.engine.units import PROFILES, THREADS, Unit, plan
+from normcheck.implementations import Implementation
 from normcheck.norms import Norm
-from normcheck.regimes import WIDTHS
-from normcheck.results import Outcome, Result
+from normcheck.results import Result
 
-SCHEMA = 1
-PROFILES = tuple(WIDTHS)
+__all__ = [
+    "DTYPES",
+    "GRADES",
+    "PROFILES",
+    "SCHEMA",
+    "THREADS",
+    "Audit",
+    "Interrupted",
+    "Unit",
+    "audit",
+    "check",
+    "modes",
+    "plan",
+    "run_all",
+]
+
+SCHEMA = 2
 GRADES = ("A+", "A", "B", "F")
-THREADS = 1
 DTYPES = ("float32", "bfloat16", "float16")
 
 Progress = Callable[[int, int, str], None]
-_LAST: dict[str, tuple[str, str]] = {}
 
 
 class Interrupted(KeyboardInterrupt):
@@ -75,8 +92,14 @@ class Audit:
         return {key: GRADES[int(value)] if value >= 0 else "-" for key, value in worst.items()}
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
-        return {"schema": SCHEMA, "born": dict(self.born), "results": [result.to_dict() for result in self.results]}
+        """Plain data for JSON. What differs from run to run stands under ``times`` alone."""
+        facts, results = dict(self.born), [result.to_dict() for result in self.results]
+        parts = [dict(part) for part in facts.get("parts", ())]
+        times = {"utc": facts.pop("utc", ""), "seconds": [result.pop("seconds", 0.0) for result in results]}
+        if parts:
+            times["parts"] = [part.pop("utc", "") for part in parts]
+            facts["parts"] = parts
+        return {"schema": SCHEMA, "born": facts, "results": results, "times": times}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Audit:
@@ -91,7 +114,15 @@ class Audit:
             raise ValueError("no audit: the keys 'schema' and 'results' are missing")
         if schema > SCHEMA:
             raise ValueError(f"schema={schema}, but should be at most {SCHEMA}: it was written by a newer normcheck")
-        return cls(tuple(Result.from_dict(result) for result in data["results"]), dict(data.get("born", {})))
+        if schema == 1:
+            return cls(tuple(Result.from_dict(result) for result in data["results"]), dict(data.get("born", {})))
+        times = data["times"]
+        timed = zip(data["results"], times["seconds"], strict=True)
+        results = tuple(Result.from_dict({**result, "seconds": seconds}) for result, seconds in timed)
+        facts = {**({"utc": times["utc"]} if times["utc"] else {}), **data["born"]}
+        if "parts" in times:
+            facts["parts"] = [{"utc": utc, **part} for utc, part in zip(times["parts"], facts["parts"], strict=True)]
+        return cls(results, facts)
 
     @classmethod
     def read(cls, path: str | Path) -> Audit:
@@ -118,73 +149,6 @@ class Audit:
         return written
 
 
-@dataclass(frozen=True)
-class Unit:
-    """Work that stays together: all checks of one implementation, dtype and device, so that a failed root skips the rest."""
-
-    context: Context
-    checks: tuple[Check, ...]
-
-    @property
-    def label(self) -> str:
-        """Shown while it runs."""
-        return f"{self.context.implementation.name} {self.context.dtype}"
-
-    def missing(self) -> str:
-        """Why nothing can be run: a package or device that is not there; else ``""``."""
-        try:
-            require(self.context.implementation, self.context.device)
-        except (MissingPackageError, ValueError) as error:
-            return str(error)
-        return ""
-
-    def run(self) -> Iterator[list[Result]]:
-        """The results of one check after the other."""
-        missing = self.missing()
-        if missing:
-            yield from ([self.context.result(check.id, Outcome.SKIPPED, missing)] for check in self.checks)
-            return
-        failed: set[str] = set()
-        for check in self.checks:
-            roots = sorted(failed & set(check.requires))
-            if roots:
-                yield [self.context.result(check.id, Outcome.SKIPPED, f"{roots[0]} failed")]
-                continue
-            results = run_check(check, self.context)
-            if any(result.outcome.bad for result in results):
-                failed.add(check.id)
-            yield results
-
-
-def plan(
-    implementations: Iterable[Implementation],
-    *,
-    profile: str = "standard",
-    checks: Iterable[str] | None = None,
-    dtypes: Iterable[str] | None = None,
-    devices: Iterable[str] | None = None,
-    seed: int = 0,
-) -> list[Unit]:
-    """What an audit will do, ordered so that implementations of one norm share certified values.
-
-    Raises
-    ------
-    ValueError : for an unknown profile or check, naming the nearest, or two implementations of one name
-    """
-    if seed < 0:
-        raise ValueError(f"seed={seed}, but should be >= 0")
-    if profile not in PROFILES:
-        raise ValueError(f"profile={profile!r}, but should be one of {', '.join(PROFILES)}")
-    chosen = _chosen(checks)
-    wanted = None if dtypes is None else set(dtypes)
-    units = []
-    for implementation in _distinct(implementations):
-        for device in devices or _present(implementation):
-            taken = (dtype for dtype in implementation.dtypes if wanted is None or dtype in wanted)
-            units += [Unit(Context(implementation, dtype, device, profile, seed), chosen) for dtype in taken]
-    return sorted(units, key=_shared)
-
-
 def audit(
     implementations: Iterable[Implementation],
     profile: str = "standard",
@@ -195,6 +159,14 @@ def audit(
     workers: int = 1,
     progress: Progress | None = None,
     journal: str | Path | None = None,
+    *,
+    resume: bool = False,
+    isolation: bool | None = None,
+    time_limit: float | None = None,
+    memory_limit: int | None = None,
+    shard: tuple[int, int] | None = None,
+    scheduler: Any = None,
+    selection: Mapping[str, Any] | None = None,
 ) -> Audit:
     """Run checks on implementations.
 
@@ -204,30 +176,49 @@ def audit(
     profile : ``quick`` (pytest, CI), ``standard``, or ``deep`` (nightly)
     checks, dtypes, devices : limit the audit to these; None means all that apply
     seed : of all random inputs; same seed, same results, whatever the number of workers
-    workers : processes; 1 runs in this one
+    workers : processes; 1 runs in this one, unless ``isolation`` is asked for
     progress : called with tasks done, tasks in all, and a label
-    journal : file to which results are appended as they come, one JSON object a line
+    journal : file to which results are appended as they come, one JSON object a line, behind the plan
+    resume : go on with that journal: run only what is missing
+    isolation : run the code in worker processes, so that one that dies, hangs or eats memory is a result; None: where
+        ``workers`` is above 1. A script that asks for it does so below ``if __name__ == "__main__":``
+    time_limit : seconds for one check of an isolated audit; None for 120, 600 or 3600 by the profile
+    memory_limit : bytes that a worker process may allocate; None for no limit
+    shard : (3, 8) for the third of eight parts; `normcheck.merging.merge` joins them
+    scheduler : address of a dask scheduler, a ``distributed.Client``, or any ``concurrent.futures.Executor``, to run on
+    selection : how the implementations were chosen, kept in the journal
 
     Raises
     ------
     ValueError : for unknown options, see `plan`
+    JournalError : if the journal cannot be written, or was begun with other settings
+    EngineError : if no worker process can be started
     Interrupted : on Ctrl-C, with what was measured until then
     """
     if workers < 1:
         raise ValueError(f"workers={workers}, but should be >= 1")
+    limits = Limits(time_limit, memory_limit)
+    settings = {
+        "profile": profile,
+        "seed": seed,
+        "checks": _list(checks),
+        "dtypes": _list(dtypes),
+        "devices": _list(devices),
+        "shard": _list(shard),
+        "time_limit": time_limit,
+        "memory_limit": memory_limit,
+        "selection": selection,
+    }
     units = plan(implementations, profile=profile, checks=checks, dtypes=dtypes, devices=devices, seed=seed)
+    units = units if shard is None else _share(units, *shard)
     facts = born(_libraries(units), schema=SCHEMA, profile=profile, seed=seed, threads=THREADS, command=_command())
-    results: dict[tuple[int, int], list[Result]] = {}
-    total = sum(len(unit.checks) for unit in units)
-    try:
-        for key, found in run_all(units, workers):
-            results[key] = found
-            _append(journal, found)
-            if progress is not None:
-                progress(len(results), total, units[key[0]].label)
-    except KeyboardInterrupt:
-        raise Interrupted(_collect(results, {**facts, "interrupted": f"{len(results)} of {total} tasks were done"})) from None
-    return _collect(results, facts)
+    facts |= {} if shard is None else {"shard": f"{shard[0]}/{shard[1]}"}
+    kept = _journal(journal, resume, units, facts, settings)
+    with contextlib.closing(kept) if kept is not None else contextlib.nullcontext():
+        results = {} if kept is None else kept.known(units)
+        facts = facts if kept is None else kept.header["born"]
+        options = {"isolation": isolation, "limits": limits, "known": dict(results), "scheduler": scheduler}
+        return _collected(units, results, facts, run_all(units, workers, **options), kept, progress)
 
 
 def check(call: Callable[..., Any], norm: Norm, framework: str = "torch", **options: Any) -> Audit:
@@ -247,7 +238,7 @@ def check(call: Callable[..., Any], norm: Norm, framework: str = "torch", **opti
     ValueError : as `Implementation` and `audit` do
     """
     own = {f.name for f in fields(Implementation)}
-    run = {"profile", "checks", "devices", "seed", "workers", "progress", "journal"}
+    run = set(inspect.signature(audit).parameters) - {"implementations", "dtypes"}
     unknown = sorted(set(options) - own - run)
     if unknown:
         near = difflib.get_close_matches(unknown[0], own | run, n=1)
@@ -266,94 +257,59 @@ def modes(implementation: Implementation) -> tuple[Implementation, ...]:
     return tuple(replace(implementation, training=mode, name=f"{implementation.name}[{names[mode]}]") for mode in names)
 
 
-def _chosen(ids: Iterable[str] | None) -> tuple[Check, ...]:
-    known = checks()
-    if isinstance(ids, str):
-        raise ValueError(f"checks={ids!r}, but should be several ids, such as [{ids!r}]")
-    if ids is None:
-        return tuple(known.values())
-    wanted = list(ids)
-    for id_ in wanted:
-        if id_ not in known:
-            near = difflib.get_close_matches(id_, known, n=1)
-            raise ValueError(
-                f"check={id_!r}, but should be one of {', '.join(known)}" + (f"; nearest: {near[0]}" if near else "")
-            )
-    return tuple(check for id_, check in known.items() if id_ in wanted or not check.requires)
-
-
-def _distinct(implementations: Iterable[Implementation]) -> Sequence[Implementation]:
-    found = list(implementations)
-    for one in found:
-        if not isinstance(one, Implementation):
-            raise ValueError(f"implementation={one!r}, but should be an Implementation")
-    names = [implementation.name for implementation in found]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise ValueError(f"two implementations are named {twice[0]!r}, but names should differ")
-    return found
-
-
-def _present(implementation: Implementation) -> Sequence[str]:
-    """The devices that can be used now among those that the implementation takes; all of them where that cannot be told."""
-    framework = frameworks()[implementation.framework]
-    here = framework.devices() if framework.available() is None else implementation.devices
-    return [device for device in implementation.devices if device in here] or implementation.devices[:1]
-
-
-def _shared(unit: Unit) -> tuple[str, str, str]:
-    return repr(unit.context.norm), unit.context.dtype, unit.context.implementation.name
-
-
-def run_all(units: Sequence[Unit], workers: int) -> Iterator[tuple[tuple[int, int], list[Result]]]:
-    """The results of one check after the other as they come, with the places of unit and check in the plan."""
-    if workers == 1:
-        for i, unit in enumerate(units):
-            for number, results in enumerate(_run(unit)):
-                yield (i, number), results
-        return
-    from joblib import Parallel, delayed
-
-    tasks = (delayed(_finished)(unit, i) for i, unit in enumerate(units))
-    for i, done in Parallel(n_jobs=workers, return_as="generator_unordered")(tasks):
-        for number, results in enumerate(done):
-            yield (i, number), results
-
-
-def _run(unit: Unit) -> Iterator[list[Result]]:
-    """The results of a unit, with the certified values of the unit before it where norm and dtype are the same."""
-    if _shared(unit)[:2] != _LAST.get("shared"):
-        regime_case.cache_clear()
-        _LAST["shared"] = _shared(unit)[:2]
-    _pin(unit)
-    yield from unit.run()
-
-
-def _finished(unit: Unit, i: int) -> tuple[int, list[list[Result]]]:
-    return i, list(_run(unit))
-
-
-def _pin(unit: Unit) -> None:
-    framework = frameworks()[unit.context.implementation.framework]
-    if framework.available() is None:
-        framework.pin_threads(THREADS)
-
-
 def _libraries(units: Iterable[Unit]) -> list[str]:
     used = {name for unit in units for name in (unit.context.implementation.framework, unit.context.implementation.requires)}
     return sorted(used - {""})
 
 
-def _collect(results: Mapping[tuple[int, int], list[Result]], facts: Mapping[str, Any]) -> Audit:
-    ordered = [result for key in sorted(results) for result in results[key]]
+def _collected(
+    units: Sequence[Unit],
+    results: dict[Place, list[Result]],
+    facts: Mapping[str, Any],
+    running: Generator[tuple[Place, list[Result]]],
+    journal: Journal | None,
+    progress: Progress | None,
+) -> Audit:
+    """The audit, when all is run; what an interrupt leaves is handed over with it."""
+    total = sum(len(unit.checks) for unit in units)
+    try:
+        with contextlib.closing(running):
+            for place, found in running:
+                results[place] = found
+                if journal is not None:
+                    journal.append(units[place[0]].key(place[1]), found)
+                if progress is not None:
+                    progress(len(results), total, units[place[0]].label)
+    except KeyboardInterrupt:
+        raise Interrupted(_collect(results, {**facts, "interrupted": f"{len(results)} of {total} tasks were done"})) from None
+    return _collect(results, facts)
+
+
+def _collect(results: Mapping[Place, list[Result]], facts: Mapping[str, Any]) -> Audit:
+    ordered = [result for place in sorted(results) for result in results[place]]
     return Audit(ledger.apply(ordered, profile=facts["profile"]), facts)
 
 
-def _append(journal: str | Path | None, results: Iterable[Result]) -> None:
-    if journal is None:
-        return
-    with Path(journal).open("a", encoding="utf-8") as stream:
-        stream.writelines(json.dumps(result.to_dict()) + "\n" for result in results)
+def _journal(
+    path: str | Path | None, resume: bool, units: Sequence[Unit], facts: Mapping[str, Any], settings: Mapping[str, Any]
+) -> Journal | None:
+    if path is None:
+        if resume:
+            raise ValueError("resume=True, but should come with the journal that is gone on with")
+        return None
+    if not units and not resume:
+        return None
+    return (Journal.go_on if resume else Journal.begin)(Path(path), units, facts, settings)
+
+
+def _share(units: Sequence[Unit], part: int, parts: int) -> list[Unit]:
+    if not 1 <= part <= parts:
+        raise ValueError(f"shard={part}/{parts}, but should be between 1/{parts} and {parts}/{parts}")
+    return [unit for i, unit in enumerate(units) if i % parts == part - 1]
+
+
+def _list(given: Iterable[Any] | None) -> list[Any] | None:
+    return None if given is None else list(given)
 
 
 def _command() -> str:

@@ -55,15 +55,19 @@ class Entry:
         """Whether the entry speaks of this check on this implementation."""
         return _matches(implementation, self.implementation) and _matches(check, self.check)
 
-    def expects(self, result: Result) -> bool:
-        """Whether the entry speaks of this result, in the version that is installed."""
+    def expects(self, result: Result, versions: Mapping[str, str] | None = None) -> bool:
+        """Whether the entry speaks of this result, in these versions of libraries; None for those that are installed."""
         matched = ("implementation", "check", "dtype", "device", "regime", "layout")
-        return all(_matches(getattr(result, name), getattr(self, name)) for name in matched) and self.installed
+        return all(_matches(getattr(result, name), getattr(self, name)) for name in matched) and self.speaks_of(versions)
 
     @property
     def installed(self) -> bool:
         """Whether one of the faulty versions is installed."""
-        version = _version(self.library)
+        return self.speaks_of(None)
+
+    def speaks_of(self, versions: Mapping[str, str] | None) -> bool:
+        """Whether one of the faulty versions is among these; None for those that are installed."""
+        version = _version(self.library) if versions is None else versions.get(self.library)
         return version is not None and SpecifierSet(self.versions).contains(version.partition("+")[0], prereleases=True)
 
     @property
@@ -84,18 +88,24 @@ def entries() -> tuple[Entry, ...]:
     return tuple(_entry(number, one) for number, data in enumerate(faults, start=1) for one in _expanded(data))
 
 
-def apply(results: Iterable[Result], ledger: Iterable[Entry] | None = None, profile: str = "deep") -> tuple[Result, ...]:
+def apply(
+    results: Iterable[Result],
+    ledger: Iterable[Entry] | None = None,
+    profile: str = "deep",
+    versions: Mapping[str, str] | None = None,
+) -> tuple[Result, ...]:
     """Turn expected failures into ``xfailed``; where an entry's results all passed, mark the first ``xpassed``.
 
     Parameters
     ----------
     ledger : the entries; None for those that ship
     profile : of the audit; an entry that only a more thorough one shows cannot be stale in it
+    versions : of libraries where the results were found; None for those that are installed
     """
     done = list(results)
     of = _by_implementation_and_check(done)
     for entry in entries() if ledger is None else ledger:
-        places = [i for key, members in of.items() if entry.names(*key) for i in members if entry.expects(done[i])]
+        places = [i for key, members in of.items() if entry.names(*key) for i in members if entry.expects(done[i], versions)]
         for i in (i for i in places if done[i].outcome in _EXPECTED):
             done[i] = replace(done[i], outcome=Outcome.XFAILED, ledger=entry.text)
         seen = any(done[i].outcome in (Outcome.XFAILED, Outcome.WARNED) for i in places)

@@ -10,12 +10,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from normcheck.audit import PROFILES, SCHEMA, Unit, plan, run_all
+from normcheck.audit import PROFILES, Unit, plan, run_all
 from normcheck.born import born
 from normcheck.checks import Check, checks
 from normcheck.faults import Fault, faults, sound, sound_warnings
 from normcheck.implementations import Implementation
 from normcheck.results import Outcome, Result
+
+SCHEMA = 1
 
 Progress = Callable[[int, int, str], None]
 Dtypes = tuple[str, ...]

@@ -54,7 +54,7 @@ def test_a_faulty_norm_fails() -> None:
 def test_three_dtypes_unless_others_are_asked_for() -> None:
     """Without dtypes= the usual three are audited."""
     audit = nc.check(rms, nc.RMSNorm(eps=1e-6), framework="numpy", profile="quick", checks=["output-form"])
-    assert [r.dtype for r in audit.results] == ["bfloat16", "float16", "float32"]
+    assert list(dict.fromkeys(r.dtype for r in audit.results)) == ["bfloat16", "float16", "float32"]
 
 
 def test_results_depend_on_the_seed_alone() -> None:
@@ -84,7 +84,7 @@ def test_an_audit_survives_its_file(tmp_path: Path) -> None:
         ("{", "holds no JSON"),
         ("[]", "holds no audit"),
         ("{}", "the keys 'schema' and 'results' are missing"),
-        ('{"schema": 99, "results": []}', "schema=99, but should be at most 1"),
+        ('{"schema": 99, "results": []}', "schema=99, but should be at most 2"),
     ],
 )
 def test_files_that_hold_no_audit_are_refused(tmp_path: Path, text: str, message: str) -> None:
@@ -106,12 +106,26 @@ def test_where_it_was_born() -> None:
     assert str(Path.home()) not in json.dumps(born)
 
 
-def test_the_journal_holds_every_result(tmp_path: Path) -> None:
-    """Results are appended as they come, one JSON object a line."""
+def test_the_journal_holds_the_plan_and_every_result(tmp_path: Path) -> None:
+    """The plan comes first, then a line for each task as it ends, with its name and its results."""
     journal = tmp_path / "journal.jsonl"
     audit = nc.check(rms, nc.RMSNorm(eps=1e-6), **QUICK, journal=journal)
-    kept = [Result.from_dict(json.loads(line)) for line in journal.read_text(encoding="utf-8").splitlines()]
-    assert sorted(map(repr, kept)) == sorted(map(repr, audit.results))
+    header, *lines = map(json.loads, journal.read_text(encoding="utf-8").splitlines())
+    assert [line["task"][3] for line in lines] == header["plan"][0][3]
+    assert [Result.from_dict(result) for line in lines for result in line["results"]] == list(audit.results)
+
+
+def test_times_stand_apart(tmp_path: Path) -> None:
+    """Two runs of one audit give the same file but for what stands under times."""
+    texts = []
+    for name in ("one", "two"):
+        path = nc.check(rms, nc.RMSNorm(eps=1e-6), **QUICK, checks=["accuracy"]).write(tmp_path / f"{name}.json")
+        data = json.loads(path.read_text(encoding="utf-8"))
+        times = data.pop("times")
+        assert len(times["seconds"]) == len(data["results"])
+        assert times["utc"]
+        texts.append(json.dumps(data))
+    assert texts[0] == texts[1]
 
 
 def test_an_interrupt_hands_over_what_was_measured() -> None:

@@ -21,9 +21,9 @@ FLOORS = (
     ("reference", "bounds", "gradient_bounds", "regimes"),
     ("implementations", "faults", "results"),
     ("checks",),
-    ("audit", "born", "ledger", "zoo", "history", "identify", "power", "depth"),
+    ("engine", "audit", "born", "ledger", "zoo", "history", "merging", "identify", "power", "depth"),
     ("reporters",),
-    ("recipes", "variation", "hunt", "flags", "options", "topics", "console", "strategies", "testing", "pytest_plugin", "cli"),
+    ("recipes", "variation", "hunt", "flags", "options", "topics", "console", "strategies", "testing", "pytest_plugin", "commands", "cli"),
     ("__main__",),
 )
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}

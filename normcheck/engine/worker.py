@@ -1,0 +1,149 @@
+"""What runs in a worker process: one check of one context after the other, guarded against whatever the code does."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import functools
+import importlib.machinery
+import math
+import os
+import sys
+from dataclasses import dataclass, replace
+from types import ModuleType
+from typing import Any
+
+import cloudpickle
+import numpy as np
+
+from normcheck.checks import Context, checks, run_check
+from normcheck.engine.units import settle
+from normcheck.implementations import Implementation, implementations
+from normcheck.implementations.targets import describe
+from normcheck.results import Outcome, Result
+
+STDERR = 2
+_GUARDED: tuple[ModuleType, ...] = (np, np.linalg, math)
+_BEFORE: dict[str, dict[str, Any]] = {}
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a worker sends back: results, and whether it must not be used again."""
+
+    results: list[Result]
+    spoiled: bool = False
+
+
+@dataclass(frozen=True)
+class _ByName:
+    """Stands for a discovered implementation, which need not survive pickling."""
+
+    name: str
+
+
+def encode(context: Context) -> bytes:
+    """A context for another process: discovered implementations by name, others by cloudpickle.
+
+    Modules that another process would not find, such as a test file that pytest has loaded, go with them.
+
+    Raises
+    ------
+    Exception : whatever pickling raises, for code that cannot be sent
+    """
+    implementation = context.implementation
+    rest = replace(context, implementation=None)  # type: ignore[arg-type]
+    if any(known is implementation for known in implementations()):
+        return bytes(cloudpickle.dumps((_ByName(implementation.name), rest)))
+    with contextlib.ExitStack() as stack:
+        for module in _unreachable(implementation):
+            cloudpickle.register_pickle_by_value(module)
+            stack.callback(cloudpickle.unregister_pickle_by_value, module)
+        return bytes(cloudpickle.dumps((implementation, rest)))
+
+
+@functools.lru_cache(maxsize=2)
+def decode(payload: bytes) -> Context:
+    """The inverse of `encode`."""
+    source: Any
+    context: Context
+    source, context = cloudpickle.loads(payload)
+    if isinstance(source, _ByName):
+        source = next(known for known in implementations() if known.name == source.name)
+    return replace(context, implementation=source)
+
+
+def prepare(output: Any, memory: int | None) -> None:
+    """Begin a worker: a session of its own, what it prints sent to the pipe, its memory limited to so many bytes."""
+    if hasattr(os, "setsid"):
+        os.setsid()
+    for stream in (1, STDERR):
+        os.dup2(output.fileno(), stream)
+    faulthandler.enable(file=STDERR)
+    if memory is not None:
+        import resource
+
+        # address space would count what CUDA and torch only reserve
+        resource.setrlimit(resource.RLIMIT_DATA, (memory, resource.getrlimit(resource.RLIMIT_DATA)[1]))
+    _BEFORE.update({module.__name__: dict(vars(module)) for module in _GUARDED})
+
+
+def hello() -> int:
+    """The number of this process."""
+    return os.getpid()
+
+
+def judge(payload: bytes, check: str, seconds: float) -> Found:
+    """Run one check; whatever the code raises becomes a result, and when its time is over the process ends."""
+    own = os.getpid()
+    # this timer ends the process also where the code holds the interpreter, and where nobody waits for it any more
+    faulthandler.dump_traceback_later(seconds, exit=True, file=STDERR)
+    try:
+        found = _judged(decode(payload), check)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+        if os.getpid() != own:
+            os._exit(0)  # the code has forked, and this is the child: it must not answer as well
+    return found
+
+
+def _judged(context: Context, check: str) -> Found:
+    settle(context)
+    try:
+        results = run_check(checks()[check], context)
+    except BaseException as error:  # noqa: BLE001 - Ctrl-C does not reach this process: it is the code that raised
+        results = [context.result(check, Outcome.BROKEN, f"call raised {describe(error)}")]
+    replaced = _replaced()
+    if replaced:
+        text = f"{replaced} was replaced by the call, but should be left as it is"
+        return Found([context.result(check, Outcome.BROKEN, text)], spoiled=True)
+    return Found(results)
+
+
+def _replaced() -> str:
+    """The first name of numpy or math that is not what it was when the worker began."""
+    for name, before in _BEFORE.items():
+        now = vars(sys.modules[name])
+        changed = [key for key, value in before.items() if now.get(key) is not value]
+        if changed:
+            return f"{name}.{changed[0]}"
+    return ""
+
+
+def _unreachable(implementation: Implementation) -> list[ModuleType]:
+    """The modules of its code that another process could not import by name."""
+    given = (implementation.target, implementation.grad, implementation.workers, *implementation.variants.values())
+    names = {getattr(one, "__module__", None) or type(one).__module__ for one in given if callable(one)}
+    return [sys.modules[name] for name in sorted(names - {"__main__"}) if name in sys.modules and not _importable(name)]
+
+
+def _importable(name: str) -> bool:
+    top = name.partition(".")[0]
+    if top in sys.builtin_module_names or top in sys.stdlib_module_names:
+        return True
+    spec = importlib.machinery.PathFinder.find_spec(top)
+    if spec is None or "." not in name:
+        return spec is not None
+    loaded = getattr(sys.modules[name], "__file__", None)
+    package = importlib.machinery.PathFinder.find_spec(name, list(spec.submodule_search_locations or ()))
+    return name.count(".") > 1 or package is not None or loaded is None
