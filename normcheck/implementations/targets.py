@@ -69,9 +69,11 @@ class Pasted(Named):
         """The function without annotations and docstring."""
         function = ast.parse(inspect.getsource(_loaded(self.target))).body[0]
         assert isinstance(function, ast.FunctionDef)
-        function.returns = None
-        for argument in function.args.args:
-            argument.annotation = None
+        for node in ast.walk(function):
+            if isinstance(node, ast.FunctionDef):
+                node.returns = None
+            elif isinstance(node, ast.arg):
+                node.annotation = None
         function.body = function.body[1:] if ast.get_docstring(function) else function.body
         return ast.unparse(function)
 
