@@ -17,16 +17,23 @@ import numpy as np
 
 from normcheck.checks.cases import Case, make_case, numerics, regime_case, with_statistics
 from normcheck.formats import Array, Format, format_of
-from normcheck.implementations import CallError, Implementation, Inputs, Output, call
+from normcheck.implementations import CallError, Implementation, Inputs, Output, call, snippet
 from normcheck.norms import Norm
 from normcheck.regimes import WIDTHS, weights
-from normcheck.results import Outcome, Result
+from normcheck.results import Outcome, Result, Witness
 
 HEADINGS = ("Statement", "Why it matters", "Holds for", "Tolerance", "Known exceptions", "References")
 
 
 class FormError(Exception):
-    """The output's shape or dtype is not what the norm and its contract say; the message follows the house grammar."""
+    """The output's shape or dtype is not what the norm and its contract say; the message follows the house grammar.
+
+    Attributes
+    ----------
+    snippet : source that shows it, where one call does
+    """
+
+    snippet = ""
 
 
 class SkipCaseError(Exception):
@@ -185,8 +192,9 @@ class Context:
         CallError : if the call raised or returned no array
         FormError : if the output's shape or dtype is not as promised
         """
-        output = call(implementation or self.implementation, case.inputs)
-        check_form(output, case)
+        called = implementation or self.implementation
+        output = call(called, case.inputs)
+        check_form(output, case, called)
         rows: Array = case.fold.fold(output.y)
         return rows
 
@@ -207,13 +215,14 @@ class Context:
         )
 
 
-def check_form(output: Output, case: Case) -> None:
-    """Raise FormError if an output has another shape or dtype than the case asks for."""
-    expected = tuple(case.fold.shape)
-    if output.y.shape != expected:
-        raise FormError(f"shape={output.y.shape}, but should be {expected} [{describe(case)}]")
-    if output.dtype != case.out_format.name:
-        raise FormError(f"dtype={output.dtype}, but should be {case.out_format.name} [{describe(case)}]")
+def check_form(output: Output, case: Case, called: Implementation | None = None) -> None:
+    """Raise FormError if an output has another shape or dtype than the case asks for; ``called`` lets a snippet show it."""
+    expected = (tuple(case.fold.shape), case.out_format.name)
+    for what, got, should in zip(("shape", "dtype"), (output.y.shape, output.dtype), expected, strict=True):
+        if got != should:
+            error = FormError(f"{what}={got}, but should be {should} [{describe(case)}]")
+            error.snippet = "" if called is None else snippet(called, case.inputs, form=expected)
+            raise error
 
 
 def describe(case: Case) -> str:
@@ -293,8 +302,13 @@ def checks() -> Mapping[str, Check]:
     package = importlib.import_module("normcheck.checks")
     for module in pkgutil.iter_modules(package.__path__):
         importlib.import_module(f"normcheck.checks.{module.name}")
-    ordered = sorted(_REGISTRY.values(), key=lambda check: (bool(check.requires), check.family, check.id))
+    ordered = sorted(_REGISTRY.values(), key=lambda check: (_depth(check), check.family, check.id))
     return {check.id: check for check in ordered}
+
+
+def _depth(check: Check) -> int:
+    """How many checks build upon each other up to this one."""
+    return 1 + max((_depth(_REGISTRY[id_]) for id_ in check.requires), default=-1)
 
 
 def run_check(check: Check, context: Context) -> list[Result]:
@@ -310,9 +324,11 @@ def run_check(check: Check, context: Context) -> list[Result]:
             results.append(replace(result, seconds=now - started))
             started = now
     except CallError as error:
-        results.append(context.result(check.id, Outcome.BROKEN, f"call raised {error}", seconds=time.perf_counter() - started))
+        seconds = time.perf_counter() - started
+        results.append(context.result(check.id, Outcome.BROKEN, f"call raised {error}", seconds=seconds, witness=raised(error)))
     except FormError as error:
-        results.append(context.result(check.id, Outcome.FAILED, str(error), seconds=time.perf_counter() - started))
+        seconds = time.perf_counter() - started
+        results.append(context.result(check.id, Outcome.FAILED, str(error), seconds=seconds, witness=raised(error)))
     except SkipCaseError as error:
         results.append(context.result(check.id, Outcome.SKIPPED, str(error)))
     except Exception as error:  # noqa: BLE001 - a fault of ours must not lose the audit
@@ -332,14 +348,22 @@ def guarded(context: Context, check: str, judge: Callable[..., Result | None], *
         if _may_refuse(context, where.get("shape")):
             return
         hint = f"; where that is meant, widths= or ranks= say so [{where['shape']}]" if where.get("shape") else ""
-        yield context.result(check, Outcome.BROKEN, f"call raised {error}{hint}", **where)
+        yield context.result(check, Outcome.BROKEN, f"call raised {error}{hint}", witness=raised(error), **where)
     except FormError as error:
-        yield context.result(check, Outcome.FAILED, str(error), **where)
+        yield context.result(check, Outcome.FAILED, str(error), witness=raised(error), **where)
     except SkipCaseError:
         return
     else:
         if result is not None:
             yield result
+
+
+def raised(error: CallError | FormError) -> Witness | None:
+    """The call that raised, or whose result has no right form, as a witness."""
+    text = error.snippet
+    if isinstance(error, CallError) and error.called is not None and not text:
+        text = snippet(*error.called)
+    return Witness(text, "standard") if text else None
 
 
 def _may_refuse(context: Context, shape: tuple[int, ...] | None) -> bool:

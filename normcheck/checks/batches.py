@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -11,8 +12,10 @@ import numpy as np
 from normcheck.bounds import error_class
 from normcheck.checks.base import Context, SkipCaseError, describe
 from normcheck.checks.cases import Case, make_case, numerics
+from normcheck.checks.witness import claimed, missed, place_of
 from normcheck.formats import Array, Format
-from normcheck.implementations import Implementation, Inputs, snippet
+from normcheck.implementations import Implementation, Inputs
+from normcheck.implementations.snippets import Script
 from normcheck.reference.running import batch_statistics, running
 from normcheck.regimes import biases, weights
 from normcheck.results import Outcome, Result, Witness
@@ -133,20 +136,28 @@ def some_shape(context: Context, width: int = WIDTH) -> tuple[int, ...]:
     raise SkipCaseError("no rank fits")
 
 
-def batch(context: Context, shape: tuple[int, ...], *, number: int = 0, training: bool = True) -> Batch:
-    """A batch of means far from 0 and deviations far from 1, with weight and bias, and statistics before it that differ."""
+def batch(
+    context: Context, shape: tuple[int, ...], *, number: int = 0, training: bool = True, size: float = 1.0, mean: float = 3.0
+) -> Batch:
+    """A batch of means far from 0 and deviations far from 1, with weight and bias, and statistics before it that differ.
+
+    Parameters
+    ----------
+    size : of the deviations, and of the deviations that the statistics before it tell of
+    mean : in units of the deviation
+    """
     fold = context.norm.fold(shape, context.implementation.channel_axis)
     rng = np.random.default_rng([context.seed, number, *shape])
-    scale = np.resize([2.0, 0.25, 8.0], (fold.rows, 1))
-    rows = context.x_format.round((3.0 + rng.standard_normal((fold.rows, fold.width))) * scale)
-    size, fmt = context.norm.parameter_size(fold), context.parameter_format
+    scale = np.resize([2.0, 0.25, 8.0], (fold.rows, 1)) * size
+    rows = context.x_format.round((mean + rng.standard_normal((fold.rows, fold.width))) * scale)
+    count, fmt = context.norm.parameter_size(fold), context.parameter_format
     takes = context.implementation.takes
     inputs = Inputs(
         x=fold.unfold(rows),
-        weight=weights(size, fmt, context.seed, context.norm.weight_offset) if takes("weight") else None,
-        bias=biases(size, fmt, context.seed) if takes("bias") else None,
-        running_mean=np.resize([-1.5, 4.0, 0.25], fold.period) if takes("running_mean") else None,
-        running_var=np.resize([0.5, 2.0, 8.0], fold.period) if takes("running_var") else None,
+        weight=weights(count, fmt, context.seed, context.norm.weight_offset) if takes("weight") else None,
+        bias=biases(count, fmt, context.seed) if takes("bias") else None,
+        running_mean=fmt.round(np.resize([-0.5, 1.25, 0.125], fold.period) * size * mean) if takes("running_mean") else None,
+        running_var=fmt.round(np.resize([0.5, 2.0, 8.0], fold.period) * size * size) if takes("running_var") else None,
         dtype=context.dtype,
         weight_dtype=context.implementation.weight_dtype,
         device=context.device,
@@ -163,10 +174,20 @@ def judged(
     momentum: float | None,
     chosen: Implementation | None = None,
     step: int = 1,
+    script: Script | None = None,
+    places: Mapping[str, str] | None = None,
 ) -> Result:
-    """The statistics after a step held against what the batch must make of them."""
+    """The statistics after a step held against what the batch must make of them.
+
+    Parameters
+    ----------
+    chosen : what was called, if it is not the context's code
+    script : the calls that led here, if they are more than that of the batch
+    places : where the script finds the statistics, by name
+    """
     shape = given.inputs.x.shape
-    worst, message = 0.0, ""
+    worst, message, shown = 0.0, "", None
+    script = script or Script(chosen or context.implementation).arrays(given.inputs).call(given.inputs)
     for (name, (exact, error)), new in zip(given.expected(context, momentum, step).items(), got, strict=True):
         if new is None:
             return context.result(check, Outcome.SKIPPED, "running statistics are neither returned nor written", shape=shape)
@@ -179,11 +200,19 @@ def judged(
             should = f"but should be {float(exact[at])!r} within {error[at]:.3g} [{call_text(given, momentum)}]"
             message = f"{name}[{at}]={float(new[at])!r}, {should}"
             message += _named(context, given, name, new, error, momentum)
+            figures = (float(new[at]), float(exact[at]), float(error[at]))
+            shown = (places or {}).get(name) or script.of(name), (at,), *figures
         worst = max(worst, float(ratio[at]))
-    shown = Witness(snippet(chosen or context.implementation, given.inputs), "standard") if message else None
+    found = None if shown is None else _looked_at(script, *shown)
     outcome = Outcome.FAILED if message else Outcome.PASSED
     values: dict[str, Any] = {"error": worst, "tolerance": 1.0, "unit": "bound"}
-    return context.result(check, outcome, message, regime="standard", shape=shape, witness=shown, **values)
+    return context.result(check, outcome, message, regime="standard", shape=shape, witness=found, **values)
+
+
+def _looked_at(script: Script, array: str, at: tuple[int, ...], got: float, expected: float, bound: float) -> Witness:
+    """The calls, and one element of what they left."""
+    script.element(array, at, expected, missed(got, expected, bound), claimed(got, expected, bound))
+    return Witness(script.text, "standard", None, got.hex(), expected.hex())
 
 
 def _ratio(fmt: Format, got: Array, exact: Array, error: Array) -> Array:
@@ -234,8 +263,8 @@ def evaluation_case(context: Context, inputs: Inputs) -> Case:
     return replace(case, inputs=replace(case.inputs, training=False))
 
 
-def outcome(context: Context, check: str, case: Case | None, y: Array) -> Result:
-    """An output held against the bound of accuracy."""
+def outcome(context: Context, check: str, case: Case | None, y: Array, script: Script | None = None) -> Result:
+    """An output held against the bound of accuracy; ``script`` has the calls that led to it, if they are more than this one."""
     assert case is not None
     rows: Array = case.fold.fold(y)
     verdict = case.judge(rows, "sequential")
@@ -248,7 +277,9 @@ def outcome(context: Context, check: str, case: Case | None, y: Array) -> Result
         f"{float(verdict.tolerance[at]):.3g} [{describe(case)}, running_var={_variance(case, at[0]):.3g}]"
     )
     values = {"error": float(verdict.error[at]), "tolerance": float(verdict.tolerance[at])}
-    return context.result(check, Outcome.FAILED, text, **where, **values)
+    script = script or Script(context.implementation).arrays(case.inputs).call(case.inputs)
+    found = _looked_at(script, "y", place_of(case, at), float(rows[at]), float(case.exact[at]), values["tolerance"])
+    return context.result(check, Outcome.FAILED, text, witness=found, **where, **values)
 
 
 def _variance(case: Case, row: int) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,12 +13,14 @@ import numpy as np
 
 from normcheck.checks.base import Context, SkipCaseError, describe
 from normcheck.checks.cases import Case, make_case, numerics, with_statistics
-from normcheck.checks.witness import beyond, pass_class, witness
+from normcheck.checks.witness import beyond, pass_class, shown, witness
 from normcheck.formats import Array, Mask
-from normcheck.implementations import LAYOUTS, VIEWS, CallError, Inputs, frameworks, snippet
+from normcheck.implementations import LAYOUTS, VIEWS, CallError, Implementation, Inputs, frameworks
 from normcheck.norms import Norm
 from normcheck.regimes import biases, weights
 from normcheck.results import Outcome, Result, Severity, Witness
+
+Called = tuple[Implementation, Case]
 
 _SCALES = (1.0, 0.25, 8.0)
 _MEANS = (1.0, -2.0, 0.5, 3.0, -1.0)
@@ -105,25 +108,27 @@ def first(mask: Mask) -> tuple[int, int]:
 
 
 def finding(
-    context: Context, check: str, case: Case, outcome: Outcome, text: str, index: int | None = None, **where: Any
+    context: Context, check: str, case: Case, outcome: Outcome, text: str, witness: Witness | None = None, **where: Any
 ) -> Result:
-    """A finding about one call, which is written down with it."""
+    """A finding about a call, with what shows it."""
     return context.result(
         check,
         outcome,
         f"{text} [{describe(case)}]",
         severity=Severity.WARNING if outcome is Outcome.WARNED else Severity.ERROR,
-        witness=Witness(snippet(context.implementation, case.inputs), where.get("regime", "") or "mixed rows", index),
+        witness=witness,
         **{"shape": tuple(case.fold.shape), "layout": case.inputs.layout, **where},
     )
 
 
-def held(context: Context, check: str, case: Case, output: Array, *, shown: bool = True, note: str = "", **where: Any) -> Result:
+def held(
+    context: Context, check: str, case: Case, output: Array, *, called: Called | None = None, note: str = "", **where: Any
+) -> Result:
     """An output held against the bound E of ``accuracy``: failed beyond the widest class that passes.
 
     Parameters
     ----------
-    shown : whether the case is one that the implementation can be called with, so that a witness can be found
+    called : what was called, and with what, if it was not the context's code with this case; rows lie as those of this case
     note : added to the message
     """
     name = pass_class(context)
@@ -136,13 +141,11 @@ def held(context: Context, check: str, case: Case, output: Array, *, shown: bool
     if verdict.worst_ratio <= 1:
         return context.result(check, Outcome.PASSED, **where)
     text = f"{_place(at)}={float(output[at])!r}, but should be {float(case.exact[at])!r} within {where['tolerance']:.3g}"
-    return context.result(
-        check,
-        Outcome.FAILED,
-        f"{text} [{describe(case)}]{note}",
-        witness=witness(context, case, output, lambda smaller, out: beyond(smaller, out, name)) if shown else None,
-        **where,
-    )
+    if called is None:
+        found = witness(context, case, output, lambda smaller, out: beyond(smaller, out, name))
+    else:
+        found = shown(*called, output, at, float(case.exact[at]), where["tolerance"])
+    return context.result(check, Outcome.FAILED, f"{text} [{describe(case)}]{note}", witness=found, **where)
 
 
 def equal(
@@ -154,6 +157,7 @@ def equal(
     why: str,
     *,
     promised: bool = False,
+    called: Called | None = None,
     **where: Any,
 ) -> Result:
     """Two outputs of one exact value held against each other bit for bit.
@@ -165,6 +169,7 @@ def equal(
     case : what ``output`` came from, rows (R, D)
     expected : the output that should be the same, rows (R, D)
     why : what was changed, after the word "as": ``"for the row alone"``
+    called : as for `held`
     """
     where = {"shape": tuple(case.fold.shape), "layout": case.inputs.layout, **where}
     differs = ~same_bits(output, expected)
@@ -186,9 +191,25 @@ def equal(
         severity=Severity.ERROR if failed else Severity.WARNING,
         error=float(gap[at]),
         tolerance=0.0,
-        witness=witness(context, case, output, lambda smaller, out: beyond(smaller, out, name)) if failed else None,
+        witness=_differing(context, case, output, at, float(expected[at]), called) if failed else None,
         **where,
     )
+
+
+def _differing(
+    context: Context,
+    case: Case,
+    output: Array,
+    at: tuple[int, int],
+    expected: float,
+    called: Called | None,
+    bound: float = math.nan,
+) -> Witness | None:
+    """What shows that an element is not that of another output: the bound of ``accuracy``, if it is broken, else the call."""
+    name = pass_class(context)
+    if called is None and beyond(case, output, name) is not None:
+        return witness(context, case, output, lambda smaller, out: beyond(smaller, out, name))
+    return shown(*(called or (context.implementation, case)), output, at, expected, bound)
 
 
 def near(
@@ -201,6 +222,7 @@ def near(
     *,
     expected: Array | None = None,
     factor: Array | float = 1.0,
+    called: Called | None = None,
     **where: Any,
 ) -> Result:
     """Two outputs of one exact value held against each other within the sum of their bounds: the triangle inequality.
@@ -212,6 +234,7 @@ def near(
     why : what was changed, after the word "as"
     expected : what ``output`` should be; the other output if not given
     factor : by which the other output is multiplied in it
+    called : as for `held`
     """
     name = pass_class(context)
     expected = other[1] if expected is None else expected
@@ -232,7 +255,7 @@ def near(
         check,
         Outcome.FAILED,
         f"{text} [{describe(case)}]",
-        witness=witness(context, case, output, lambda smaller, out: beyond(smaller, out, name)),
+        witness=_differing(context, case, output, at, float(expected[at]), called, float(limit[at])),
         **where,
     )
 

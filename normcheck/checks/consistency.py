@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Iterator
-from dataclasses import replace
-from typing import Any, cast
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from normcheck.checks.base import Context, SkipCaseError, guarded, register
 from normcheck.checks.batches import Batch, batch, evaluation_case, judged, some_shape
@@ -14,19 +13,20 @@ from normcheck.checks.gradient_cases import GradientCase, gradient_case, pulled,
 from normcheck.checks.gradient_cases import held as gradient_held
 from normcheck.checks.verdicts import held
 from normcheck.checks.witness import pass_class
+from normcheck.checks.workers import CUTS, Workers, split_text
 from normcheck.formats import Array
-from normcheck.implementations import CallError, Implementation, call, require
+from normcheck.implementations import CallError, Implementation, call, snippet
 from normcheck.implementations.calls import Around
 from normcheck.implementations.gradients import Gradients, differentiable
 from normcheck.implementations.processes import Processes
-from normcheck.implementations.ways import compiled, exported, recorded, under_inference_mode, vmapped
-from normcheck.results import Outcome, Result
+from normcheck.implementations.snippets import PLAIN, Script
+from normcheck.implementations.ways import TEXTS, compiled, exported, recorded, under_inference_mode, vmapped
+from normcheck.results import Outcome, Result, Witness
 
 _REGIMES = {
     "quick": ("standard", "sparse-deviation"),
     "standard": ("standard", "large-mean", "sparse-deviation", "outlier", "tiny"),
 }
-_CUTS = (13, 14, 20)
 
 
 def _needs_torch(context: Context) -> str:
@@ -78,10 +78,12 @@ def inference_mode(context: Context) -> Iterator[Result]:
     ----------
     Kind K28 of the catalogue of faults.
     """
-    yield from _each(context, "inference-mode", under_inference_mode, ", inference_mode")
+    yield from _each(context, "inference-mode", _Way(under_inference_mode, ", inference_mode", TEXTS["inference_mode"]))
     if not differentiable(context.implementation):
         place = context.implementation.passes.index("x")
-        yield from _each(context, "inference-mode", recorded(place), ", gradients recorded", refusal=True)
+        yield from _each(
+            context, "inference-mode", _Way(recorded(place), ", gradients recorded", TEXTS["recorded"], refusal=True)
+        )
 
 
 @register("vmap", applies=_needs_torch)
@@ -112,7 +114,7 @@ def vmap(context: Context) -> Iterator[Result]:
     ----------
     Kinds K24 and K28 of the catalogue of faults: pytorch/functorch#534.
     """
-    yield from _each(context, "vmap", vmapped, ", vmap", refusal=True)
+    yield from _each(context, "vmap", _Way(vmapped, ", vmap", TEXTS["vmap"], refusal=True))
 
 
 @register("other-forms", applies=_needs_variants)
@@ -145,7 +147,7 @@ def other_forms(context: Context) -> Iterator[Result]:
     Kind K28 of the catalogue of faults: pytorch/pytorch#143182.
     """
     for name, variant in context.implementation.variants.items():
-        yield from _each(context, "other-forms", _instead(variant), f", {name}")
+        yield from _each(context, "other-forms", _Way(_instead(variant), f", {name}", PLAIN, instead=variant))
 
 
 @register("compiled", applies=_needs_deep)
@@ -176,7 +178,7 @@ def compiled_call(context: Context) -> Iterator[Result]:
     ----------
     Kind K28 of the catalogue of faults: pytorch/pytorch#143182, #168126.
     """
-    yield from _each(context, "compiled", compiled, ", torch.compile", refusal=True)
+    yield from _each(context, "compiled", _Way(compiled, ", torch.compile", TEXTS["compiled"], refusal=True))
 
 
 @register("exported", applies=_needs_deep)
@@ -207,11 +209,11 @@ def exported_call(context: Context) -> Iterator[Result]:
     ----------
     Kind K28 of the catalogue of faults: pytorch/pytorch#18525.
     """
-    yield from _each(context, "exported", exported, ", torch.export", refusal=True)
+    yield from _each(context, "exported", _Way(exported, ", torch.export", None, refusal=True))
 
 
 @register("worker-split", applies=_needs_workers)
-def worker_split(context: Context) -> Iterator[Result]:
+def workersplit_text(context: Context) -> Iterator[Result]:
     """A batch spread over workers gives what the whole batch gives.
 
     Statement
@@ -241,40 +243,69 @@ def worker_split(context: Context) -> Iterator[Result]:
     ----------
     Kinds K23 and K26: pytorch/pytorch#22192, #36382, NVIDIA/Megatron-LM#1446.
     """
-    workers = _Workers(context.implementation)
+    workers = Workers(context.implementation)
     joined = workers.joined()
     given = _given(context)
     yield from guarded(context, "worker-split", _forward, joined, given, regime="standard")
     for worker, found in enumerate(workers.statistics(context)):
-        yield from guarded(context, "worker-split", _statistics, given, worker, found, regime="standard")
+        yield from guarded(context, "worker-split", _statistics, given, worker, found, joined, regime="standard")
     if context.x_format.p >= 24 and not differentiable(joined):
         yield from _gradients(replace(context, implementation=joined), given)
 
 
-def _each(context: Context, check: str, around: Around, how: str, refusal: bool = False) -> Iterator[Result]:
+@dataclass(frozen=True, eq=False)
+class _Way:
+    """Another way of making a call.
+
+    Attributes
+    ----------
+    around : makes it
+    how : names it in messages
+    text : how a snippet writes it; None where it cannot
+    refusal : whether code may refuse it
+    instead : what it calls in the place of the implementation's own callable
+    """
+
+    around: Around
+    how: str
+    text: Sequence[str] | None
+    refusal: bool = False
+    instead: Callable[..., Any] | None = None
+
+    def code(self, own: Implementation) -> Implementation:
+        """What a snippet calls."""
+        if self.instead is None:
+            return own
+        return replace(own, call=self.instead, arguments=own.passes, make=None, module=None, source="")
+
+
+def _each(context: Context, check: str, way: _Way) -> Iterator[Result]:
     for regime in _REGIMES.get(context.profile, _REGIMES["standard"]):
-        results = list(guarded(context, check, _made, check, regime, around, how, refusal, regime=regime))
+        results = list(guarded(context, check, _made, check, regime, way, regime=regime))
         yield from results
         if any(result.outcome is not Outcome.PASSED for result in results):
             # one regime that fails or is refused says it all
             return
 
 
-def _made(context: Context, check: str, regime: str, around: Around, how: str, refusal: bool) -> Result:
+def _made(context: Context, check: str, regime: str, way: _Way) -> Result:
     width = next((w for w in context.widths if w >= 64), context.widths[-1])
-    case = context.case(regime, context.shape(8, width))
+    case, code = context.case(regime, context.shape(8, width)), way.code(context.implementation)
     if case.judge(context.run(case), pass_class(context)).worst_ratio > 1:
         raise SkipCaseError("the ordinary call is wrong already: accuracy tells of it")
+    form = (tuple(case.fold.shape), case.out_format.name)
     try:
-        output = call(context.implementation, case.inputs, around)
+        output = call(context.implementation, case.inputs, way.around)
     except CallError as error:
-        if not refusal:
+        if not way.refusal:
+            error.snippet = "" if way.text is None else snippet(code, case.inputs, form=form, way=way.text)
             raise
         return context.result(check, Outcome.SKIPPED, f"refused: {error}", regime=regime)
-    if output.y.shape != tuple(case.fold.shape) or output.dtype != case.out_format.name:
-        text = f"{output.dtype}{list(output.y.shape)} comes back, but should be {case.out_format.name}{list(case.fold.shape)}"
-        return context.result(check, Outcome.FAILED, f"{text} [x: {context.dtype}{how}]", regime=regime)
-    return held(context, check, case, case.fold.fold(output.y), how, regime=regime)
+    if (output.y.shape, output.dtype) != form:
+        text = f"{output.dtype}{list(output.y.shape)} comes back, but should be {form[1]}{list(form[0])}"
+        found = None if way.text is None else Witness(snippet(code, case.inputs, form=form, way=way.text), regime)
+        return context.result(check, Outcome.FAILED, f"{text} [x: {context.dtype}{way.how}]", regime=regime, witness=found)
+    return held(context, check, case, case.fold.fold(output.y), way.how, called=(code, case), way=way.text, regime=regime)
 
 
 def _instead(variant: Callable[..., Any]) -> Around:
@@ -298,47 +329,20 @@ def _case(context: Context, given: Batch) -> Case:
     return make_case(context.norm, numerics(context.implementation.contract), fold, given.rows, inputs)
 
 
-class _Workers:
-    """The workers as one call on the whole batch, which remembers the running statistics of all of them."""
-
-    def __init__(self, implementation: Implementation) -> None:
-        self._implementation = implementation
-        self._left: list[tuple[Any, Any]] = []
-
-    def joined(self) -> Implementation:
-        """The implementation whose call spreads its batch; its running statistics are those of the first worker."""
-        running = ("running_mean", "running_var", "momentum") if self._implementation.norm.has_running else ()
-        parameters = ("weight", "bias") if self._implementation.norm.has_bias else ("weight",)
-        plain: dict[str, Any] = {"make": None, "module": None, "returns": None, "mutates": (), "training": None}
-        return replace(self._implementation, call=self._call, arguments=("x", *parameters, *running), **plain)
-
-    def statistics(self, context: Context) -> list[tuple[Array, Array]]:
-        """Running mean and variance of every worker after the last call."""
-        framework = require(self._implementation, context.device)
-        return [(framework.to_values(mean)[0], framework.to_values(var)[0]) for mean, var in self._left]
-
-    def _call(self, x: Any, *rest: Any) -> Any:
-        framework = self._implementation.framework
-        cuts = [c for c in _CUTS if c < len(x)]
-        shards = [x[a:b] for a, b in zip([0, *cuts], [*cuts, len(x)], strict=True)]
-        returned = cast("Callable[..., Any]", self._implementation.workers)(shards, *rest)
-        concatenate = importlib.import_module({"jax": "jax.numpy"}.get(framework, framework)).concatenate
-        if not self._implementation.norm.has_running:
-            return concatenate(list(returned))
-        parts, means, variances = returned
-        self._left = list(zip(means, variances, strict=True))
-        return (concatenate(list(parts)), *self._left[0])
-
-
 def _forward(context: Context, joined: Implementation, given: Batch) -> Result:
     case = _case(context, given)
     output = call(joined, case.inputs)
-    return held(context, "worker-split", case, case.fold.fold(output.y), f", split at {_CUTS}", regime="standard")
+    way, how = split_text(context.implementation), f", split at {CUTS}"
+    return held(context, "worker-split", case, case.fold.fold(output.y), how, called=(joined, case), way=way, regime="standard")
 
 
-def _statistics(context: Context, given: Batch, worker: int, found: tuple[Array, Array]) -> Result:
-    result = judged(context, "worker-split", given, found, getattr(context.norm, "momentum", None))
-    return replace(result, message=f"worker {worker}: {result.message}" if result.message else "", witness=None)
+def _statistics(context: Context, given: Batch, worker: int, found: tuple[Array, Array], joined: Implementation) -> Result:
+    way = split_text(context.implementation)
+    script = Script(joined).arrays(given.inputs).call(given.inputs, way) if way is not None else None
+    places = {"running_mean": f"parts[1][{worker}]", "running_var": f"parts[2][{worker}]"}
+    momentum = getattr(context.norm, "momentum", None)
+    result = judged(context, "worker-split", given, found, momentum, script=script, places=places)
+    return replace(result, message=f"worker {worker}: {result.message}" if result.message else "")
 
 
 def _gradients(context: Context, given: Batch) -> Iterator[Result]:
@@ -351,7 +355,7 @@ def _gradients(context: Context, given: Batch) -> Iterator[Result]:
         yield context.result("worker-split", Outcome.BROKEN, f"call raised {error}", regime="standard")
         return
     for name in gradient.differentiated:
-        note = f"split at {_CUTS}"
+        note = f"split at {CUTS}"
         yield from guarded(context, "worker-split", _held, gradient, name, found, note, regime="standard")
 
 

@@ -261,7 +261,7 @@ def _evaluated(context: Context) -> Result | None:
     x = context.x_format.round(np.resize(mean, fold.rows)[:, None] + noise * np.resize(deviation, fold.rows)[:, None])
     case = evaluation_case(context, replace(inputs, x=fold.unfold(x), running_mean=mean, running_var=variance))
     output = call(context.implementation, case.inputs)
-    check_form(output, case)
+    check_form(output, case, context.implementation)
     result = outcome(context, "evaluation-statistics", case, output.y)
     if result.outcome is Outcome.FAILED:
         shown = witness(context, case, case.fold.fold(output.y), lambda smaller, out: beyond(smaller, out, "sequential"))
@@ -275,7 +275,7 @@ def _fresh(context: Context) -> Result:
     initial: dict[str, Any] = {"running_mean": np.zeros(channels), "running_var": np.ones(channels)}
     case = evaluation_case(context, replace(given.inputs, **initial))
     output = call(context.implementation, replace(case.inputs, running_mean=None, running_var=None))
-    check_form(output, case)
+    check_form(output, case, context.implementation)
     return outcome(context, "fresh-evaluation", case, output.y)
 
 

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from normcheck.checks.base import Context, FormError, check_form, describe, register
-from normcheck.implementations import call, snippet
-from normcheck.results import Outcome, Result, Witness
+from normcheck.checks.base import Context, FormError, check_form, describe, raised, register
+from normcheck.checks.witness import pointed
+from normcheck.implementations import call
+from normcheck.results import Outcome, Result
 
 
 @register("output-form", requires=())
@@ -49,15 +50,16 @@ def output_form(context: Context) -> Iterator[Result]:
     output = call(context.implementation, case.inputs)
     where: dict[str, Any] = {"regime": "standard", "shape": shape}
     try:
-        check_form(output, case)
+        check_form(output, case, context.implementation)
     except FormError as error:
-        form = tuple(case.fold.shape), case.out_format.name
-        shown = Witness(snippet(context.implementation, case.inputs, form=form), "standard")
-        yield context.result("output-form", Outcome.FAILED, str(error), witness=shown, **where)
+        yield context.result("output-form", Outcome.FAILED, str(error), witness=raised(error), **where)
         return
     wrong = int(np.count_nonzero(~np.isfinite(output.y)))
     if wrong:
         text = f"{wrong} of {output.y.size} outputs are not finite, but all should be [{describe(case)}]"
-        yield context.result("output-form", Outcome.FAILED, text, **where)
+        at = tuple(int(i) for i in np.argwhere(~np.isfinite(output.y))[0])
+        exact = float(case.fold.unfold(case.exact)[at])
+        found = pointed(context.implementation, case.inputs, "y", at, float(output.y[at]), exact, claim="np.isfinite(got)")
+        yield context.result("output-form", Outcome.FAILED, text, witness=found, **where)
     else:
         yield context.result("output-form", Outcome.PASSED, **where)

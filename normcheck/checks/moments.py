@@ -12,10 +12,11 @@ import numpy as np
 from normcheck.checks.base import Context, guarded, register
 from normcheck.checks.cases import Case
 from normcheck.checks.comparing import case_from, finding
-from normcheck.checks.witness import pass_class
+from normcheck.checks.witness import claimed, missed, pass_class, shown, writable
 from normcheck.formats import Array
+from normcheck.implementations.snippets import Script
 from normcheck.regimes import REGIMES
-from normcheck.results import Outcome, Result
+from normcheck.results import Outcome, Result, Witness
 
 _WIDTHS = {
     "quick": (3, 64, 257),
@@ -75,7 +76,17 @@ def _of_regime(context: Context, regime: str, shape: tuple[int, ...]) -> _Trial:
     return _trial(context, rows, shape)
 
 
-def _told(context: Context, check: str, trial: _Trial, thing: str, got: Array, due: Array, limit: Array, regime: str) -> Result:
+@dataclass(frozen=True)
+class _Figure:
+    """A figure of each row: its name, and how a snippet makes it of ``row``, the values of one."""
+
+    name: str
+    expression: str
+
+
+def _told(
+    context: Context, check: str, trial: _Trial, figure: _Figure, got: Array, due: Array, limit: Array, regime: str
+) -> Result:
     """A figure of each row, (R,), held against what is due."""
     with np.errstate(all="ignore"):
         error = np.where(np.isfinite(limit), np.nan_to_num(np.abs(got - due), nan=np.inf), 0.0)
@@ -84,8 +95,20 @@ def _told(context: Context, check: str, trial: _Trial, thing: str, got: Array, d
     figures: dict[str, Any] = {"regime": regime, "error": float(error[row]), "tolerance": float(limit[row])}
     if ratio[row] <= 1:
         return context.result(check, Outcome.PASSED, shape=tuple(trial.case.fold.shape), **figures)
-    text = f"{thing} of row {row}={float(got[row])!r}, but should be {float(due[row])!r} within {float(limit[row]):.3g}"
-    return finding(context, check, trial.case, Outcome.FAILED, text, **figures)
+    text = f"{figure.name} of row {row}={float(got[row])!r}, but should be {float(due[row])!r} within {float(limit[row]):.3g}"
+    found = _shown(context, trial.case, figure, row, float(got[row]), float(due[row]), float(limit[row]))
+    return finding(context, check, trial.case, Outcome.FAILED, text, found, **figures)
+
+
+def _shown(context: Context, case: Case, figure: _Figure, row: int, got: float, due: float, limit: float) -> Witness | None:
+    """The call, and the figure of one row of its output."""
+    if not writable(case.inputs):
+        return None
+    fold, tolerance = case.fold, missed(got, due, limit)
+    script = Script(context.implementation).arrays(case.inputs).call(case.inputs)
+    script.add(f"row = np.array(y.tolist(), np.float64).transpose({fold.order}).reshape({fold.rows}, {fold.width})[{row}]")
+    script.figure(figure.expression.format(row=row), due, tolerance, claimed(got, due, limit))
+    return Witness(script.text, figure.name, None, got.hex(), due.hex())
 
 
 @register("moments", applies=_needs_own_statistics, requires=_REQUIRES)
@@ -133,7 +156,8 @@ def _first_two(context: Context, regime: str, shape: tuple[int, ...]) -> Result:
     trial = _of_regime(context, regime, shape)
     if context.norm.center:
         got = trial.output.mean(axis=1)
-        mean = _told(context, "moments", trial, "mean", got, np.zeros(len(got)), trial.slack.mean(axis=1), regime)
+        figure = _Figure("mean", "row.mean()")
+        mean = _told(context, "moments", trial, figure, got, np.zeros(len(got)), trial.slack.mean(axis=1), regime)
         if mean.outcome is not Outcome.PASSED:
             return mean
     n, slack = trial.output[:, : trial.counted], trial.slack[:, : trial.counted]
@@ -141,7 +165,8 @@ def _first_two(context: Context, regime: str, shape: tuple[int, ...]) -> Result:
         got = (n * n).sum(axis=1) / trial.divisor
         limit = ((2 * np.abs(n) + slack) * slack).sum(axis=1) / trial.divisor + 2.0**-45
     name = "mean square" if trial.divisor > 1 else "sum of squares"
-    return _told(context, "moments", trial, name, got, trial.share**2, limit, regime)
+    figure = _Figure(name, f"(row[:{trial.counted}] ** 2).sum() / {trial.divisor}")
+    return _told(context, "moments", trial, figure, got, trial.share**2, limit, regime)
 
 
 @register("range-bounds", applies=_needs_own_statistics, requires=_REQUIRES)
@@ -199,7 +224,8 @@ def _within(context: Context, regime: str, shape: tuple[int, ...]) -> Result:
         at = np.nan_to_num(n - slack, nan=np.inf).argmax(axis=1)[:, None]
         largest, limit = np.take_along_axis(n, at, 1)[:, 0], np.take_along_axis(slack, at, 1)[:, 0]
     due = np.fmin(_top(trial), largest)
-    return _told(context, "range-bounds", trial, "largest |y|", largest, due, limit + 2.0**-45 * due, regime)
+    figure = _Figure("largest |y|", f"np.abs(row[:{trial.counted}]).max()")
+    return _told(context, "range-bounds", trial, figure, largest, due, limit + 2.0**-45 * due, regime)
 
 
 def _attained(context: Context, shape: tuple[int, ...]) -> Result:
@@ -211,7 +237,8 @@ def _attained(context: Context, shape: tuple[int, ...]) -> Result:
     trial = _trial(context, rows, shape)
     got = np.abs(np.take_along_axis(trial.output, places[:, None], 1)[:, 0])
     limit = np.take_along_axis(trial.slack, places[:, None], 1)[:, 0]
-    return _told(context, "range-bounds", trial, "the outlier", got, _top(trial), limit + 2.0**-45 * got, "one-hot")
+    figure = _Figure("the outlier", f"abs(row[{{row}} * 7 % {counted}])")
+    return _told(context, "range-bounds", trial, figure, got, _top(trial), limit + 2.0**-45 * got, "one-hot")
 
 
 @register("idempotence", applies=_needs_own_statistics, requires=_REQUIRES)
@@ -275,7 +302,8 @@ def _twice(context: Context, shape: tuple[int, ...]) -> Result | None:
     text = (
         f"y(y(x))[{at[0]}, {at[1]}]={float(twice.output[at])!r}, but should be {float(due[at])!r} within {float(limit[at]):.3g}"
     )
-    return finding(context, "idempotence", once.case, Outcome.FAILED, text, at[1], **figures)
+    found = shown(context.implementation, twice.case, twice.output, at, float(due[at]), float(limit[at]))
+    return finding(context, "idempotence", once.case, Outcome.FAILED, text, found, **figures)
 
 
 def _denominator(context: Context, spread: Array) -> Array:

@@ -9,8 +9,10 @@ from typing import Any, cast
 
 import numpy as np
 
-from normcheck.checks.base import Context, SkipCaseError, check_form, guarded, register
+from normcheck.checks.base import Context, SkipCaseError, check_form, guarded, raised, register
 from normcheck.checks.comparing import case_from, finding, held, mixed, need_sound_base, unsound_base
+from normcheck.checks.geometry import BLOCKS, HIDDEN, arrangements, shapes
+from normcheck.checks.witness import pointed
 from normcheck.formats import Array
 from normcheck.implementations import CallError, Implementation, call
 from normcheck.results import Outcome, Result
@@ -19,8 +21,8 @@ _AROUND = tuple(2**k + step for k in range(4, 11) for step in (-1, 0, 1))
 _WIDE = (2047, 2049, 3000, 4095, 4097, 8191, 8193, 65535, 65536, 65537)
 _WIDTHS = {
     "quick": (1, 2, 3, 5, 8, 13, 17, 31, 33, 65, 127, 257, 513, 769, 1025),
-    "standard": (*range(1, 14), *_AROUND, 100, 127, 769, 1009, *_WIDE),
-    "deep": (*range(1, 140), *_AROUND, 769, 1009, *_WIDE, 131071, 131072, 131073, 1000003),
+    "standard": (*range(1, 14), *_AROUND, *HIDDEN, 769, 1009, *_WIDE),
+    "deep": (*range(1, 140), *_AROUND, *HIDDEN, 769, 1009, *_WIDE, 131071, 131072, 131073, 1000003),
 }
 _COUNTS = {
     "quick": (1, 2, 3, 7, 9, 31, 33, 129, 257, 1025),
@@ -71,12 +73,13 @@ def ranks(context: Context) -> Iterator[Result]:
 
     Statement
     ---------
-    An x of rank 1, 2, 3, 4 or 5 is normalized row by row, as far as the norm has such a rank.
+    An x of rank 1, 2, 3, 4 or 5 is normalized row by row, as far as the norm has such a rank, with axes of 1, of more than 16, 64
+    and 128 (in ``standard``: 1024) at every place, a high image as well as a wide one.
 
     Why it matters
     --------------
     Kernels are written for (batch, width) and called with (batch, heads, tokens, width): a stride or an axis that is counted from
-    the front is wrong in the next model.
+    the front is wrong in the next model. Threads that are laid out over the axes reach as far as the axes that were tried.
 
     Holds for
     ---------
@@ -95,12 +98,7 @@ def ranks(context: Context) -> Iterator[Result]:
     vllm-xpu-kernels 397, tensorflow/addons 2143 (kinds K18 and K19 of the catalogue of faults).
     """
     need_sound_base(context)
-    for rank in range(1, 6):
-        width = 24 if context.can_take(24) else context.widths[-1]
-        try:
-            shape = context.shape(1 if rank == 1 else 12, width, rank)
-        except SkipCaseError:
-            continue
+    for shape in arrangements(context):
         yield from guarded(context, "ranks", _held, "ranks", shape, shape=shape)
 
 
@@ -110,7 +108,7 @@ def widths(context: Context) -> Iterator[Result]:
 
     Statement
     ---------
-    Widths of 1, 2, 3, odd, prime and around powers of two give the right result in every element.
+    Widths of 1, 2, 3, odd, prime, around powers of two and those of models give the right result in every element.
 
     Why it matters
     --------------
@@ -148,7 +146,8 @@ def row_counts(context: Context) -> Iterator[Result]:
 
     Statement
     ---------
-    One row, two, odd numbers and those around powers of two, and more rows than 65536 are all normalized.
+    One row, two, odd numbers and those around powers of two, and more rows than 65536 are all normalized; hundreds and thousands
+    of rows also where they are wide.
 
     Why it matters
     --------------
@@ -173,13 +172,8 @@ def row_counts(context: Context) -> Iterator[Result]:
     """
     need_sound_base(context)
     width = 5 if context.can_take(5) else context.widths[0]
-    for count in _COUNTS[context.profile]:
-        if count * width > 2**21:
-            continue
-        try:
-            shape = context.shape(count, width)
-        except SkipCaseError:
-            continue
+    narrow = ((count, width) for count in _COUNTS[context.profile] if count * width <= 2**21)
+    for shape in shapes(context, (*narrow, *BLOCKS[context.profile])):
         yield from guarded(context, "row-counts", _held, "row-counts", shape, shape=shape)
 
 
@@ -269,7 +263,7 @@ def _empty(context: Context, shape: tuple[int, ...]) -> Result:
         output = call(context.implementation, case.inputs)
     except CallError as error:
         return finding(context, "empty-batch", case, Outcome.WARNED, f"raised {error}, but should return an empty array")
-    check_form(output, case)
+    check_form(output, case, context.implementation)
     return context.result("empty-batch", Outcome.PASSED, shape=empty)
 
 
@@ -318,18 +312,19 @@ def _few(context: Context, shape: tuple[int, ...]) -> Result:
     except CallError as error:
         values = "one value" if case.fold.width == 1 else f"{case.fold.width} values"
         refused = case.fold.width == 1 and context.own_statistics
-        outcome = Outcome.SKIPPED if refused else Outcome.FAILED
         text = f"{values} per channel raised {error}"
-        return context.result(
-            "one-value-per-channel", outcome, text if refused else f"{text}, but should be normalized", shape=shape
-        )
+        if refused:
+            return context.result("one-value-per-channel", Outcome.SKIPPED, text, shape=shape)
+        return finding(context, "one-value-per-channel", case, Outcome.FAILED, f"{text}, but should be normalized", raised(error))
     for name in ("running_mean", "running_var"):
         statistic = getattr(output, name)
         if statistic is not None and not np.isfinite(statistic).all():
-            bad = float(statistic.ravel()[~np.isfinite(statistic.ravel())][0])
-            text = f"{name}={bad!r} after {case.fold.width} values per channel, but should stay finite"
-            return finding(context, "one-value-per-channel", case, Outcome.FAILED, text)
-    check_form(output, case)
+            at = tuple(int(i) for i in np.argwhere(~np.isfinite(statistic))[0])
+            text = f"{name}={float(statistic[at])!r} after {case.fold.width} values per channel, but should stay finite"
+            before = float(np.asarray(getattr(case.inputs, name))[at])
+            found = pointed(context.implementation, case.inputs, name, at, float(statistic[at]), before, claim="np.isfinite(got)")
+            return finding(context, "one-value-per-channel", case, Outcome.FAILED, text, found)
+    check_form(output, case, context.implementation)
     reason = unsound_base(context)
     if reason:
         return context.result("one-value-per-channel", Outcome.SKIPPED, reason, shape=shape)

@@ -11,7 +11,7 @@ import numpy as np
 from normcheck.checks.base import Context, SkipCaseError, guarded, register
 from normcheck.checks.cases import Case
 from normcheck.checks.comparing import case_from, equal, finding, first, mixed, same_bits
-from normcheck.checks.witness import pass_class
+from normcheck.checks.witness import pass_class, shown
 from normcheck.formats import Array, Format
 from normcheck.results import Outcome, Result
 
@@ -76,13 +76,13 @@ def _spoilt(context: Context, shape: tuple[int, ...], value: float, place: str) 
     if wrong is not None:
         due = "NaN or 0" if _zeros_allowed(context, value) and wrong != element else "NaN"
         text = f"y[{row}, {wrong}]={float(output[row, wrong])!r} in a row with {value} at {element}, but should be {due}"
-        return finding(context, "nonfinite-rows", case, Outcome.FAILED, text, wrong, regime=f"{value}")
+        found = shown(context.implementation, case, output, (row, wrong), math.nan, claim="not np.isfinite(got)")
+        return finding(context, "nonfinite-rows", case, Outcome.FAILED, text, found, regime=f"{value}")
     rest = output.copy()
     touched = (row, slice(None) if context.own_statistics else element)
     rest[touched] = expected[touched]
-    return equal(
-        context, "nonfinite-rows", plain, rest, expected, f"beside a finite row: row {row} holds {value}", regime=f"{value}"
-    )
+    why, called = f"beside a finite row: row {row} holds {value}", (context.implementation, case)
+    return equal(context, "nonfinite-rows", plain, rest, expected, why, called=called, regime=f"{value}")
 
 
 def _zeros_allowed(context: Context, value: float) -> bool:
@@ -167,7 +167,8 @@ def _stays_finite(context: Context, shape: tuple[int, ...]) -> Result:
     text = (
         f"y[{at[0]}, {at[1]}]={float(output[at])!r} for the finite row [{row}{', ...' * (fold.width > 4)}], but should be finite"
     )
-    return finding(context, "finite-in-finite-out", case, Outcome.FAILED, text, at[1], regime="hostile")
+    found = shown(context.implementation, case, output, at, float(case.exact[at]), claim="np.isfinite(got)")
+    return finding(context, "finite-in-finite-out", case, Outcome.FAILED, text, found, regime="hostile")
 
 
 def _needs_plain_zeros(context: Context) -> str:
@@ -225,7 +226,8 @@ def _zeros(context: Context, shape: tuple[int, ...]) -> Result:
         if wrong.any():
             at = first(wrong)
             text = f"y[{at[0]}, {at[1]}]={float(output[at])!r} for x={float(rows[at])!r}, but should be {float(expected[at])!r}"
-            return finding(context, "signed-zeros", case, outcome, text, at[1])
+            found = shown(context.implementation, case, output, at, float(expected[at]))
+            return finding(context, "signed-zeros", case, outcome, text, found)
     return context.result("signed-zeros", Outcome.PASSED, shape=shape)
 
 
@@ -317,7 +319,8 @@ def _flushed(context: Context, shape: tuple[int, ...], name: str) -> Result:
         f"y[{at[0]}, {at[1]}]={float(output[at])!r} for x={float(case.rows[at])!r}, but should be {float(case.exact[at]):.6g}: "
         f"a subnormal {name} is flushed to zero"
     )
-    return finding(context, "flush-to-zero", case, outcome, text, at[1], regime=regime)
+    found = shown(context.implementation, case, output, at, float(case.exact[at]), claim="got != 0")
+    return finding(context, "flush-to-zero", case, outcome, text, found, regime=regime)
 
 
 def _needs_wide_reference(context: Context) -> str:
@@ -383,7 +386,7 @@ def _overflows(context: Context, shape: tuple[int, ...]) -> Result | None:
     at = first(wrong)
     got, due = float(output[at]), float(expected[at])
     text = f"y[{at[0]}, {at[1]}]={got!r} where the exact value is {float(case.exact[at]):.6g}, but should be {due!r}"
-    return finding(context, "output-overflow", case, Outcome.FAILED, text, at[1])
+    return finding(context, "output-overflow", case, Outcome.FAILED, text, shown(context.implementation, case, output, at, due))
 
 
 def _overflowed(context: Context, case: Case) -> Array:

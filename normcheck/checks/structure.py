@@ -153,12 +153,12 @@ def row_independence(context: Context) -> Iterator[Result]:
 def _neighbours(context: Context, shape: tuple[int, ...], kept: int) -> Result:
     case = case_from(context, mixed(context, shape))
     plain = context.run(case)
-    others = case.fold.fold(mixed(context, shape, salt=1))
-    rows = np.where(np.arange(case.fold.rows)[:, None] % 2 == kept, case.rows, context.x_format.round(16 * others))
-    given: dict[str, Any] = {key: getattr(case.inputs, key) for key in _PARAMETERS[2:]}
-    output = context.run(case_from(context, case.fold.unfold(rows), **given))
-    seen = np.where(np.arange(case.fold.rows)[:, None] % 2 == kept, output, plain)
-    return equal(context, "row-independence", case, seen, plain, "beside other rows")
+    others = context.x_format.round(16 * case.fold.fold(mixed(context, shape, salt=1)))
+    kin = np.arange(case.fold.rows)[:, None] % 2 == kept
+    given: Any = {key: getattr(case.inputs, key) for key in _PARAMETERS[2:]}
+    beside = case_from(context, case.fold.unfold(np.where(kin, case.rows, others)), **given)
+    seen = np.where(kin, context.run(beside), plain)
+    return equal(context, "row-independence", case, seen, plain, "beside other rows", called=(context.implementation, beside))
 
 
 def _needs_kin(context: Context) -> str:
@@ -223,8 +223,8 @@ def _kin(context: Context) -> Iterator[_Kin]:
     if norm.name == "GroupNorm":
         channels = _shape(context)[context.implementation.channel_axis]
         yield _Kin(replace(norm, num_groups=1), LayerNorm(**settings), lambda rows, width, channels: (rows, width))
-        split = _Kin(norm, InstanceNorm(**settings), lambda rows, width, channels: (rows // channels, channels, width))
-        yield replace(split, own=replace(norm, num_groups=channels))
+        split = replace(norm, num_groups=channels)
+        yield _Kin(split, InstanceNorm(**settings), lambda rows, width, channels: (rows // channels, channels, width))
     elif norm.name == "InstanceNorm":
         yield _Kin(norm, LayerNorm(**settings), lambda rows, width, channels: (rows, width), affine=False)
     else:
@@ -245,8 +245,8 @@ def _as_other(context: Context, implementation: Implementation, kin: _Kin) -> Re
 
     inputs = replace(case.inputs, weight=retold(case.inputs.weight), bias=retold(case.inputs.bias), layout="contiguous")
     judged = make_case(kin.other, case.contract, told, case.rows, inputs)
-    note = f", {kin.own} as {kin.other}"
-    return held(context, "equivalent-norms", judged, output, shown=False, note=note, regime=kin.other.name)
+    note, called = f", {kin.own} as {kin.other}", (implementation, case)
+    return held(context, "equivalent-norms", judged, output, called=called, note=note, regime=kin.other.name)
 
 
 def _needs_weight(context: Context) -> str:
@@ -294,8 +294,7 @@ def _linear(context: Context, shape: tuple[int, ...]) -> Result:
     x = mixed(context, shape)
     plain, case = case_from(context, x, affine=False), case_from(context, x)
     one, output = context.run(plain), context.run(case)
-    weight, bias = case.affine
-    assert weight is not None
+    weight, bias = cast("tuple[Array, Array | None]", case.affine)
     expected = weight * one + (0.0 if bias is None else bias)
     why = "the weight times the output for weight 1, plus bias"
     return near(context, "affine", case, output, (plain, one), why, expected=expected, factor=weight, regime="linear")
@@ -308,8 +307,7 @@ def _no_weight(context: Context, shape: tuple[int, ...]) -> Result:
     case = _changed(context, case, weight=weight.reshape(case.inputs.weight.shape))
     output, (own, bias) = context.run(case), case.affine
     due = case.out_format.round(np.zeros_like(output) if bias is None else np.broadcast_to(bias, output.shape))
-    assert own is not None
-    zero = np.broadcast_to(own == 0, output.shape)
+    zero = np.broadcast_to(cast(Array, own) == 0, output.shape)
     seen, expected = np.where(zero, output, 0.0) + 0.0, np.where(zero, due, 0.0) + 0.0
     return equal(context, "affine", case, seen, expected, "its bias, since its weight is 0", regime="no weight")
 
@@ -319,7 +317,7 @@ def _doubled(context: Context, shape: tuple[int, ...]) -> Result | None:
         return None
     case = case_from(context, mixed(context, shape))
     assert case.inputs.weight is not None
-    bias = None if case.inputs.bias is None else np.zeros_like(case.inputs.bias)
+    bias = None if case.inputs.bias is None else 0 * case.inputs.bias
     case = _changed(context, case, bias=bias)
     once = context.run(case)
     twice = _changed(context, case, bias=bias, weight=2 * cast(Array, case.inputs.weight))
@@ -341,7 +339,8 @@ def _own_element(context: Context, shape: tuple[int, ...]) -> Result:
     mark = np.arange(own.size).reshape(own.shape) == at
     touched = np.broadcast_to(np.resize(case.fold.affine(mark), (case.fold.rows, *case.fold.affine(mark).shape[1:])), plain.shape)
     seen = np.where(touched, plain, context.run(moved))
-    return equal(context, "affine", case, seen, plain, "before another's weight and bias changed", regime="own element")
+    where: Any = {"regime": "own element", "called": (context.implementation, moved)}
+    return equal(context, "affine", case, seen, plain, "before another's weight and bias changed", **where)
 
 
 def _changed(context: Context, case: Case, **changes: Any) -> Case:

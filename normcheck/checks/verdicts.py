@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from normcheck.checks.base import Context, SkipCaseError, describe
 from normcheck.checks.cases import Case, numerics, regime_case
-from normcheck.checks.witness import pass_class
+from normcheck.checks.witness import beyond, pass_class, shown, witness
 from normcheck.contract import Contract
 from normcheck.formats import Array
+from normcheck.implementations import Implementation
+from normcheck.implementations.snippets import PLAIN
 from normcheck.results import Outcome, Result
 
 
@@ -45,8 +48,25 @@ def needs_sound_ordinary_rows(context: Context) -> None:
         raise SkipCaseError("ordinary rows are wrong already: accuracy tells of them")
 
 
-def held(context: Context, check: str, case: Case, output: Array, how: str = "", **values: Any) -> Result:
-    """The result of holding output rows (R, D) against the bound of accuracy; ``how`` says what was special about the call."""
+def held(
+    context: Context,
+    check: str,
+    case: Case,
+    output: Array,
+    how: str = "",
+    *,
+    called: tuple[Implementation, Case] | None = None,
+    way: Sequence[str] | None = PLAIN,
+    **values: Any,
+) -> Result:
+    """The result of holding output rows (R, D) against the bound of accuracy.
+
+    Parameters
+    ----------
+    how : what was special about the call, for the message
+    called : what was called, and with what, if it was not the context's code with this case; rows lie as those of this case
+    way : how a snippet makes the call; None where it cannot
+    """
     name = pass_class(context)
     verdict = case.judge(output, name)
     where: dict[str, Any] = {"shape": tuple(case.fold.shape), **values}
@@ -57,4 +77,11 @@ def held(context: Context, check: str, case: Case, output: Array, how: str = "",
         f"y[{at[0]}, {at[1]}]={float(output[at])!r}, but should be {float(case.exact[at])!r} within "
         f"{verdict.figures['tolerance']:.3g} [{describe(case)}{how}]"
     )
-    return context.result(check, Outcome.FAILED, text, **where, **verdict.figures)
+    where |= verdict.figures
+    limit = where["tolerance"]
+    if called is None and way is PLAIN:
+        found = witness(context, case, output, lambda smaller, out: beyond(smaller, out, name))
+    else:
+        code, own = called or (context.implementation, case)
+        found = None if way is None else shown(code, own, output, at, float(case.exact[at]), limit, way=way)
+    return context.result(check, Outcome.FAILED, text, **{"witness": found, **where})

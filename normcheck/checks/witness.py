@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from normcheck.bounds import ClassName
 from normcheck.checks.cases import Case, make_case
 from normcheck.formats import Array
-from normcheck.implementations import CallError, snippet
+from normcheck.implementations import CallError, Implementation, Inputs, snippet
+from normcheck.implementations.base import ARRAYS
+from normcheck.implementations.snippets import PLAIN
 from normcheck.results import Witness
 
 if TYPE_CHECKING:
@@ -24,7 +26,7 @@ Failing = Callable[[Case, Array], Position | None]
 
 _WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128, 256, 1024, 4096)
 _SHORT = 64
-_WRITABLE = 4096
+_WRITABLE = 6000
 
 
 def witness(context: Context, case: Case, output: Array, failing: Failing) -> Witness | None:
@@ -46,9 +48,24 @@ def witness(context: Context, case: Case, output: Array, failing: Failing) -> Wi
         found = _try(context, smaller, failing)
         if found is not None:
             return _written(context, smaller, *found, expression)
-    if case.rows.size <= _WRITABLE:
+    if writable(case.inputs):
         return _written(context, case, output, at)
-    return None
+    lonely = _among_zeros(case, at[0])
+    found = _try(context, lonely, failing) if writable(lonely.inputs) else None
+    return None if found is None else _written(context, lonely, *found)
+
+
+def _among_zeros(case: Case, row: int) -> Case:
+    """The case with zeros in all other rows, which are written down in one word."""
+    rows = np.zeros_like(case.rows)
+    rows[row] = case.rows[row]
+    return make_case(case.norm, case.contract, case.fold, rows, case.inputs)
+
+
+def writable(inputs: Inputs) -> bool:
+    """Whether the arrays of a call can be written down in some kilobytes."""
+    arrays = (getattr(inputs, name) for name in ARRAYS)
+    return bool(sum(np.count_nonzero(array) for array in arrays if array is not None) <= _WRITABLE)
 
 
 def _windows(context: Context, case: Case, at: Position, least: int = 1, most: int = _WRITABLE) -> Iterator[tuple[Case, str]]:
@@ -156,25 +173,71 @@ def _try(context: Context, case: Case, failing: Failing) -> tuple[Array, Positio
 
 
 def _written(context: Context, case: Case, output: Array, at: Position, expression: str = "") -> Witness:
-    position = np.zeros(case.rows.shape, bool)
-    position[at] = True
-    index = tuple(int(i) for i in np.argwhere(case.fold.unfold(position))[0])
     expected = float(case.exact[at])
     bound = float(case.reach(pass_class(context))[at] + case.rounding(output)[at])
     return Witness(
         snippet=snippet(
             context.implementation,
             case.inputs,
-            index=index,
+            index=place_of(case, at),
             expected=expected,
             tolerance=missed(float(output[at]), expected, bound),
             expressions={"x": expression} if expression else None,
+            claim="" if math.isfinite(expected) else f"got.hex() == {expected.hex()!r}",
         ),
         inputs=expression or _literal(case.rows[at[0]]),
         index=at[1],
         got=float(output[at]).hex(),
         expected=expected.hex(),
     )
+
+
+def pointed(
+    implementation: Implementation,
+    inputs: Inputs,
+    of: str,
+    index: tuple[int, ...],
+    got: float,
+    expected: float,
+    bound: float = math.nan,
+    *,
+    claim: str = "",
+    way: Sequence[str] = PLAIN,
+) -> Witness | None:
+    """A call as it was made, and one element of what it left; None where it cannot be written down in some kilobytes.
+
+    Parameters
+    ----------
+    of, index : y, another result, a running statistic, or an input as it is after the call, and a place in that array
+    got, expected : what is there, and what should be
+    bound : how far from it it may be; NaN where it should be the same, bit for bit
+    claim, way : see `normcheck.implementations.snippets.Script`
+    """
+    if not writable(inputs):
+        return None
+    tolerance, claim = missed(got, expected, bound), claim or claimed(got, expected, bound)
+    text = snippet(implementation, inputs, index=index, expected=expected, tolerance=tolerance, of=of, claim=claim, way=way)
+    return Witness(text, of, None, float(got).hex(), float(expected).hex())
+
+
+def claimed(got: float, expected: float, bound: float = math.nan) -> str:
+    """What a snippet asserts of ``got`` where no distance can be: that it is the same, bit for bit; else ``""``."""
+    exact = math.isnan(bound) or not math.isfinite(expected) or not math.isfinite(got)
+    return f"got.hex() == {float(expected).hex()!r}" if exact else ""
+
+
+def shown(
+    implementation: Implementation, case: Case, output: Array, at: Position, expected: float, bound: float = math.nan, **how: Any
+) -> Witness | None:
+    """An element of an output, by row and place in the row; the rest as for `pointed`."""
+    return pointed(implementation, case.inputs, "y", place_of(case, at), float(output[at]), expected, bound, **how)
+
+
+def place_of(case: Case, at: Position) -> tuple[int, ...]:
+    """Where an element of the rows is in y."""
+    position = np.zeros(case.rows.shape, bool)
+    position[at] = True
+    return tuple(int(i) for i in np.argwhere(case.fold.unfold(position))[0])
 
 
 def missed(got: float, expected: float, bound: float) -> float:

@@ -37,7 +37,11 @@ def call(implementation: Implementation, inputs: Inputs, around: Around | None =
     ValueError : for inputs that it cannot be given: values that the dtype does not have, an array that it does not take, a
         device that is not there
     """
-    return _called(implementation, require(implementation, inputs.device), inputs, around)[0]
+    try:
+        return _called(implementation, require(implementation, inputs.device), inputs, around)[0]
+    except CallError as error:
+        error.called = (implementation, inputs) if around is None else None
+        raise
 
 
 def natives(implementation: Implementation, inputs: Inputs) -> dict[str, Any]:

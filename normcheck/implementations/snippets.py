@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -135,7 +134,13 @@ class Script:
         claim : a condition on the number ``got`` to assert instead, such as ``"np.isfinite(got)"``
         """
         place = f"[{', '.join(str(int(i)) for i in index)}]" if index else ""
-        self.add(f"got = float({self.framework.snippet_value(array + place)})", 'print("got     ", got.hex(), got)')
+        return self.figure(self.framework.snippet_value(array + place), expected, tolerance, claim)
+
+    def figure(
+        self, expression: str, expected: float | None = None, tolerance: float | None = None, claim: str = ""
+    ) -> Script:
+        """As `element`, for a number that an expression gives."""
+        self.add(f"got = float({expression})", 'print("got     ", got.hex(), got)')
         if expected is not None:
             self.add(f'print("expected {float(expected).hex()} {float(expected)!r}")')
         if claim:
@@ -143,6 +148,10 @@ class Script:
         if expected is not None and tolerance is not None and np.isfinite([expected, tolerance]).all():
             return self.add(f"assert abs(got - {float(expected)!r}) <= {float(tolerance)!r}")
         return self
+
+    def dtype_among(self, names: Sequence[str]) -> Script:
+        """Fail where y has none of these dtypes."""
+        return self.add("print(y.dtype)", f'assert str(y.dtype).removeprefix("torch.") in {tuple(names)!r}')
 
     def form(self, form: tuple[tuple[int, ...], str] | None) -> Script:
         """Print y, and fail where its shape or dtype is another one."""
@@ -237,6 +246,7 @@ def gradient_snippet(
     dresidual: Array | None = None,
     passes: int = 1,
     claim: str = "",
+    way: Sequence[str] = PLAIN,
 ) -> str:
     """Python source that runs one backward pass again, as `snippet` does for a call, and looks at an element of a gradient.
 
@@ -245,7 +255,7 @@ def gradient_snippet(
     implementation, inputs, dy, dtype, layout, dresidual, passes : as for `normcheck.implementations.backward`
     name : of the input whose gradient is shown; y for dy itself, as it is after the pass
     index, expected, tolerance : of the element, its certified value, and how far from it it may be
-    claim : see `Script.element`
+    claim, way : see `Script.element` and `Script.call`
     """
     script = Script(implementation).arrays(inputs)
     slopes = ["dy", *["dresidual"] * (dresidual is not None)]
@@ -255,7 +265,7 @@ def gradient_snippet(
     if callable(implementation.grad):
         shown = _by_function(script, inputs, slopes, name)
     else:
-        shown = _by_tape(script, inputs, slopes, name, passes)
+        shown = _by_tape(script, inputs, slopes, name, passes, way)
     return script.element("dy" if name == "y" else shown, index, expected, tolerance, claim).text
 
 
@@ -271,7 +281,7 @@ def _by_function(script: Script, inputs: Inputs, slopes: Sequence[str], name: st
     return f'grads["{name}"]'
 
 
-def _by_tape(script: Script, inputs: Inputs, slopes: Sequence[str], name: str, passes: int) -> str:
+def _by_tape(script: Script, inputs: Inputs, slopes: Sequence[str], name: str, passes: int, way: Sequence[str]) -> str:
     """Lines of a backward pass by torch's tape, and the expression of the gradient."""
     implementation = script.implementation
     module = implementation.module is not None and name in ("weight", "bias") and name not in implementation.passes
@@ -280,11 +290,11 @@ def _by_tape(script: Script, inputs: Inputs, slopes: Sequence[str], name: str, p
     own = {leaf: f"{leaf}.clone()"} if leaf in implementation.mutates else {}
     if isinstance(script.framework, PullsBack):
         before = len(script.lines)
-        called = script.call(inputs).lines[before:]
+        called = script.call(inputs, way).lines[before:]
         lines, shown = script.framework.snippet_pull_back(called, leaf)
         script.lines[before:] = lines
         return shown
-    script.call(inputs, (f"{leaf}.requires_grad_()", *PLAIN), **own)
+    script.call(inputs, (f"{leaf}.requires_grad_()", *way), **own)
     ends = ["y", script.of("new_residual")][: len(slopes)]
     for left in range(passes, 0, -1):
         kept = ", retain_graph=True" * (left > 1)
@@ -296,8 +306,8 @@ def _imported(implementation: Implementation, function: Any = None) -> tuple[lis
     """Lines that import the callable (or another function of it), and the expression that names it."""
     if function is None and isinstance(implementation.target, Pasted):
         return implementation.target.source.splitlines(), implementation.target.target.rpartition(":")[2]
-    own = implementation.source or getattr(implementation.target, "target", "") or _importable(implementation.target)
-    target = own if function is None else _importable(function)
+    own = implementation.source or getattr(implementation.target, "target", "") or target_of(implementation.target)
+    target = own if function is None else target_of(function)
     place, _, attribute = target.rpartition(":")
     first, *_ = attribute.split(".")
     claims = function is None and implementation.call is None and not isinstance(implementation.target, Built)
@@ -310,21 +320,12 @@ def _imported(implementation: Implementation, function: Any = None) -> tuple[lis
     return [*lines, f"from {place} import {first}"], attribute
 
 
-def _importable(function: Any) -> str:
+def target_of(function: Any) -> str:
+    """The target by which a snippet imports a function; ``""`` where it cannot."""
     if isinstance(function, Named):
         return function.target
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "<")
     return "" if module in (None, "__main__") or "<" in name else f"{module}:{name}"
-
-
-def importable(function: Callable[..., Any]) -> bool:
-    """Whether a snippet can import a function."""
-    return bool(_importable(function))
-
-
-def indented(lines: Sequence[str]) -> list[str]:
-    """Lines moved to the right by one step."""
-    return textwrap.indent("\n".join(lines), "    ").splitlines()
 
 
 def _imports(lines: Sequence[str]) -> list[str]:

@@ -7,6 +7,24 @@ from typing import Any
 
 Function = Callable[..., Any]
 
+TEXTS: dict[str, tuple[str, ...]] = {
+    "inference_mode": ("with torch.inference_mode():", "    {to} = {function}({passed})"),
+    "recorded": ("{x} = {x}.requires_grad_().clone()", "{to} = {function}({passed})"),
+    "autocast": ("with torch.autocast(x.device.type, torch.bfloat16):", "    {to} = {function}({passed})"),
+    "vmap": (
+        "axes = (0, *[None] * {count})",
+        "{to} = torch.vmap({function}, axes)(torch.stack([x * 4, x, x.flip(-1)]), *[{rest}])",
+        "{to} = tuple(part[1] for part in {to}) if isinstance({to}, tuple) else {to}[1]",
+    ),
+    "compiled": ("{to} = torch.compile({function})({passed})",),
+    "checkpointed": (
+        "from torch.utils.checkpoint import checkpoint",
+        "{to} = checkpoint({function}, x.requires_grad_(), *[{rest}], use_reentrant=False)",
+        "(({to}[0] if isinstance({to}, tuple) else {to}).sum()).backward()",
+    ),
+}
+"""How each way is written in a snippet, see `normcheck.implementations.snippets.Script.call`; exporting takes too many lines."""
+
 
 def under_inference_mode(function: Function, passed: list[Any]) -> Any:
     """The call under ``torch.inference_mode``."""
