@@ -20,16 +20,25 @@ def batch_statistics(rows: Array, period: int, ddof: int = 0) -> tuple[list[Frac
     means: list[Fraction] = []
     variances: list[Fraction] = []
     for row in rows:
-        values = [Fraction(float(value)) for value in row]
-        mean = sum(values, Fraction(0)) / count
-        squares = sum(((value - mean) ** 2 for value in values), Fraction(0))
-        means.append(mean)
-        variances.append(squares / (count - ddof) if count > ddof else Fraction(0))
+        values, unit = _whole(row)
+        total, squares = sum(values), sum(value * value for value in values)
+        means.append(Fraction(total, count) * unit)
+        spread = Fraction(count * squares - total * total, count * (count - ddof)) if count > ddof else Fraction(0)
+        variances.append(spread * unit * unit)
     times = len(rows) // period
     return (
         [sum(means[channel::period], Fraction(0)) / times for channel in range(period)],
         [sum(variances[channel::period], Fraction(0)) / times for channel in range(period)],
     )
+
+
+def _whole(row: Array) -> tuple[list[int], Fraction]:
+    """Finite numbers as whole multiples of a power of two."""
+    mantissas, exponents = np.frexp(row)
+    whole = np.ldexp(mantissas, 53).astype(np.int64)
+    low = int(exponents[whole != 0].min()) if whole.any() else 0
+    shifts = np.where(whole != 0, exponents - low, 0)
+    return [value << shift for value, shift in zip(whole.tolist(), shifts.tolist(), strict=True)], Fraction(2) ** (low - 53)
 
 
 def shares(momentum: float | None, convention: MomentumConvention, step: int = 1) -> tuple[Fraction, Fraction]:
