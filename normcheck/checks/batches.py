@@ -203,14 +203,14 @@ def judged(
             figures = (float(new[at]), float(exact[at]), float(error[at]))
             shown = (places or {}).get(name) or script.of(name), (at,), *figures
         worst = max(worst, float(ratio[at]))
-    found = None if shown is None else _looked_at(script, *shown)
+    found = None if shown is None else looked_at(script, *shown)
     outcome = Outcome.FAILED if message else Outcome.PASSED
     values: dict[str, Any] = {"error": worst, "tolerance": 1.0, "unit": "bound"}
     return context.result(check, outcome, message, regime="standard", shape=shape, witness=found, **values)
 
 
-def _looked_at(script: Script, array: str, at: tuple[int, ...], got: float, expected: float, bound: float) -> Witness:
-    """The calls, and one element of what they left."""
+def looked_at(script: Script, array: str, at: tuple[int, ...], got: float, expected: float, bound: float = math.nan) -> Witness:
+    """The calls, and one element of what they left; a bound of NaN asks for the same bits."""
     script.element(array, at, expected, missed(got, expected, bound), claimed(got, expected, bound))
     return Witness(script.text, "standard", None, got.hex(), expected.hex())
 
@@ -278,7 +278,7 @@ def outcome(context: Context, check: str, case: Case | None, y: Array, script: S
     )
     values = {"error": float(verdict.error[at]), "tolerance": float(verdict.tolerance[at])}
     script = script or Script(context.implementation).arrays(case.inputs).call(case.inputs)
-    found = _looked_at(script, "y", place_of(case, at), float(rows[at]), float(case.exact[at]), values["tolerance"])
+    found = looked_at(script, "y", place_of(case, at), float(rows[at]), float(case.exact[at]), values["tolerance"])
     return context.result(check, Outcome.FAILED, text, witness=found, **where, **values)
 
 

@@ -15,6 +15,7 @@ from normcheck.checks.batches import (
     batch,
     call_text,
     evaluation_case,
+    looked_at,
     needs_both_modes,
     needs_evaluation,
     needs_training,
@@ -24,7 +25,8 @@ from normcheck.checks.batches import (
 from normcheck.checks.witness import beyond, witness
 from normcheck.formats import Array
 from normcheck.implementations import CallError, Session, call
-from normcheck.implementations.ways import checkpointed
+from normcheck.implementations.snippets import Script
+from normcheck.implementations.ways import TEXTS, checkpointed
 from normcheck.results import Outcome, Result, Severity
 
 # 0 and tiny variances show eps and underflow, large ones the range of 16 bits
@@ -274,9 +276,11 @@ def _fresh(context: Context) -> Result:
     channels = len(cast(Array, given.inputs.running_mean))
     initial: dict[str, Any] = {"running_mean": np.zeros(channels), "running_var": np.ones(channels)}
     case = evaluation_case(context, replace(given.inputs, **initial))
-    output = call(context.implementation, replace(case.inputs, running_mean=None, running_var=None))
+    inputs = replace(case.inputs, running_mean=None, running_var=None)
+    output = call(context.implementation, inputs)
     check_form(output, case, context.implementation)
-    return outcome(context, "fresh-evaluation", case, output.y)
+    script = Script(context.implementation).arrays(inputs).call(inputs)
+    return outcome(context, "fresh-evaluation", case, output.y, script)
 
 
 def _restored(context: Context) -> Result:
@@ -303,8 +307,17 @@ def _restored(context: Context) -> Result:
                     f"{name}{list(at)}={float(second[at])!r} {when} from the loaded state, but should be {float(first[at])!r} "
                     f"[x: {given.dtype}{list(shape)}]"
                 )
-                return context.result("state-round-trip", Outcome.FAILED, text, **where)
+                script = _reloaded(one, two, number)
+                found = looked_at(script, script.of(name), at, float(second[at]), float(first[at]))
+                return context.result("state-round-trip", Outcome.FAILED, text, witness=found, **where)
     return context.result("state-round-trip", Outcome.PASSED, **where)
+
+
+def _reloaded(one: Session, two: Session, further: int) -> Script:
+    """Two training steps of one module, whose state another one loads, and what that did then."""
+    script = one.steps(2).add("state = module.state_dict()").anew()
+    two.steps(1, script).add("module.load_state_dict(state)")
+    return two.steps(2 + further, script, start=1)
 
 
 def _switched(context: Context) -> Result:
@@ -316,6 +329,7 @@ def _switched(context: Context) -> Result:
     if not hasattr(session.module, "track_running_stats"):
         return context.result("tracking-switch", Outcome.SKIPPED, "the module has no flag track_running_stats", **where)
     session.module.track_running_stats = False
+    session.note("module.track_running_stats = False")
     before = (session.running_mean, session.running_var)
     output = session.step(given.inputs)
     for name, old, new in zip(NAMES, before, (session.running_mean, session.running_var), strict=True):
@@ -325,10 +339,13 @@ def _switched(context: Context) -> Result:
                 f"{name}[{at}]={float(cast(Array, new)[at])!r} with track_running_stats=False, but should still be "
                 f"{float(cast(Array, old)[at])!r} [{call_text(given, None)}]"
             )
-            return context.result("tracking-switch", Outcome.FAILED, text, **where)
+            found = looked_at(session.script, f"module.{name}", (at,), float(cast(Array, new)[at]), float(cast(Array, old)[at]))
+            return context.result("tracking-switch", Outcome.FAILED, text, witness=found, **where)
     if not np.array_equal(plain.y, output.y, equal_nan=True):
         text = f"y differs with track_running_stats=False, but should be normalized by the batch [{call_text(given, None)}]"
-        return context.result("tracking-switch", Outcome.FAILED, text, **where)
+        place = tuple(int(i) for i in np.argwhere(plain.y != output.y)[0])
+        found = looked_at(session.script, "y", place, float(output.y[place]), float(plain.y[place]))
+        return context.result("tracking-switch", Outcome.FAILED, text, witness=found, **where)
     return context.result("tracking-switch", Outcome.PASSED, **where)
 
 
@@ -347,7 +364,8 @@ def _mode_free(context: Context) -> Result:
         f"y{list(at)}={float(evaluated.y[at])!r} in evaluation, but should be {float(trained.y[at])!r} as in training "
         f"[x: {inputs.dtype}{list(shape)}]"
     )
-    return context.result("mode-independence", Outcome.FAILED, text, **where)
+    found = looked_at(session.script, "y", at, float(evaluated.y[at]), float(trained.y[at]))
+    return context.result("mode-independence", Outcome.FAILED, text, witness=found, **where)
 
 
 def _recomputed(context: Context) -> Result:
@@ -357,7 +375,7 @@ def _recomputed(context: Context) -> Result:
     session, again = (Session(context.implementation, *start) for _ in range(2))
     session.step(given.inputs)
     try:
-        again.step(given.inputs, checkpointed)
+        again.step(given.inputs, checkpointed, TEXTS["checkpointed"])
     except CallError as error:
         return context.result("recomputed-update", Outcome.SKIPPED, f"refused: {error}", **where)
     if _same(session, again):
@@ -370,6 +388,8 @@ def _recomputed(context: Context) -> Result:
         f"running_mean[{at}]={float(cast(Array, again.running_mean)[at])!r} after a checkpointed step, but should be "
         f"{float(cast(Array, session_mean)[at])!r} as after a plain one [{call_text(given, None)}]"
     )
+    script, got = again.script, float(cast(Array, again.running_mean)[at])
+    where["witness"] = looked_at(script, script.of("running_mean"), (at,), got, float(cast(Array, session_mean)[at]))
     outcome, severity = (Outcome.WARNED, Severity.WARNING) if twice else (Outcome.FAILED, Severity.ERROR)
     return context.result("recomputed-update", outcome, f"{text}{'; it was updated twice' * twice}", severity=severity, **where)
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from normcheck.checks.base import Context, SkipCaseError, guarded, register
+from normcheck.checks.base import Context, SkipCaseError, guarded, raised, register
 from normcheck.checks.batches import (
     NAMES,
     WIDTH,
@@ -18,15 +18,18 @@ from normcheck.checks.batches import (
     call_text,
     evaluation_case,
     judged,
+    looked_at,
     needs_both_modes,
     needs_training,
     outcome,
     shape_of,
     some_shape,
 )
+from normcheck.checks.witness import pointed
 from normcheck.formats import Array
 from normcheck.implementations import CallError, Implementation, Session, call
-from normcheck.results import Outcome, Result
+from normcheck.implementations.snippets import Script
+from normcheck.results import Outcome, Result, Witness
 
 
 @register("running-update", applies=needs_training)
@@ -240,16 +243,17 @@ def _stepped(context: Context) -> Result | None:
         trained += training
         after = (session.running_mean, session.running_var)
         if training:
-            result = judged(context, "running-steps", given, after, momentum, step=trained)
+            result = judged(context, "running-steps", given, after, momentum, step=trained, script=session.script)
             result = replace(result, message=f"step {number + 1}: {result.message}" * bool(result.message))
         else:
-            result = _kept(context, given, before, after, number) or outcome(context, "running-steps", case, output.y)
+            kept = _kept(context, given, session.script, before, after, number)
+            result = kept or outcome(context, "running-steps", case, output.y, session.script)
         if result.outcome is not Outcome.PASSED:
             return result
     return _counted(context, session, trained) or result
 
 
-def _kept(context: Context, given: Batch, before: Any, after: Any, number: int) -> Result | None:
+def _kept(context: Context, given: Batch, script: Script, before: Any, after: Any, number: int) -> Result | None:
     """A failure where evaluation has changed the statistics."""
     for name, old, new in zip(NAMES, before, after, strict=True):
         if new is not None and not np.array_equal(old, new, equal_nan=True):
@@ -258,7 +262,9 @@ def _kept(context: Context, given: Batch, before: Any, after: Any, number: int) 
                 f"step {number + 1}: {name}[{at}]={float(new[at])!r} after evaluation, but should still be {float(old[at])!r} "
                 f"[x: {given.inputs.dtype}{list(given.inputs.x.shape)}, training=False]"
             )
-            return context.result("running-steps", Outcome.FAILED, text, regime="standard", shape=given.inputs.x.shape)
+            found = looked_at(script, script.of(name), (at,), float(new[at]), float(old[at]))
+            where: dict[str, Any] = {"regime": "standard", "shape": given.inputs.x.shape, "witness": found}
+            return context.result("running-steps", Outcome.FAILED, text, **where)
     return None
 
 
@@ -268,7 +274,8 @@ def _counted(context: Context, session: Session, trained: int) -> Result | None:
     if count is None or int(count) == trained:
         return None
     text = f"num_batches_tracked={int(count)}, but should be {trained} after as many training steps"
-    return context.result("running-steps", Outcome.FAILED, text, regime="standard")
+    script = session.script.figure("module.num_batches_tracked", trained, claim=f"got == {trained}")
+    return context.result("running-steps", Outcome.FAILED, text, regime="standard", witness=Witness(script.text, "steps"))
 
 
 def _ignoring(context: Context) -> Result:
@@ -276,7 +283,8 @@ def _ignoring(context: Context) -> Result:
     plain = call(context.implementation, given.inputs)
     fmt, channels = context.parameter_format, len(cast(Array, given.inputs.running_mean))
     moved: dict[str, Any] = {"running_mean": fmt.round(np.full(channels, 1e3)), "running_var": fmt.round(np.full(channels, 1e-3))}
-    other = call(context.implementation, replace(given.inputs, **moved))
+    inputs = replace(given.inputs, **moved)
+    other = call(context.implementation, inputs)
     where: dict[str, Any] = {"regime": "standard", "shape": given.inputs.x.shape}
     differs = ~((plain.y == other.y) | (np.isnan(plain.y) & np.isnan(other.y)))
     if not differs.any():
@@ -286,7 +294,8 @@ def _ignoring(context: Context) -> Result:
         f"y{list(at)}={float(other.y[at])!r} with running_mean=1000, but should be {float(plain.y[at])!r} as with other running "
         f"statistics [{call_text(given, getattr(context.norm, 'momentum', None))}]"
     )
-    return context.result("training-ignores-statistics", Outcome.FAILED, text, **where)
+    found = pointed(context.implementation, inputs, "y", at, float(other.y[at]), float(plain.y[at]))
+    return context.result("training-ignores-statistics", Outcome.FAILED, text, witness=found, **where)
 
 
 def _cumulative(context: Context) -> Result | None:
@@ -304,7 +313,7 @@ def _cumulative(context: Context) -> Result | None:
         given = replace(given, inputs=replace(given.inputs, **before))
         session.step(given.inputs)
         after = (session.running_mean, session.running_var)
-        result = judged(context, "running-cumulative", given, after, None, chosen, step=number + 1)
+        result = judged(context, "running-cumulative", given, after, None, chosen, step=number + 1, script=session.script)
         if result.outcome is not Outcome.PASSED:
             return replace(result, message=f"step {number + 1}: {result.message}")
     return result
@@ -319,13 +328,15 @@ def _degenerate(context: Context, shape: tuple[int, ...]) -> Result:
     except CallError as error:
         if width == 1:
             return context.result("one-value-statistics", Outcome.PASSED, **where)
-        return context.result("one-value-statistics", Outcome.FAILED, f"two values per channel are refused: {error}", **where)
+        text = f"two values per channel are refused: {error}"
+        return context.result("one-value-statistics", Outcome.FAILED, text, witness=raised(error), **where)
     for name in ("y", *NAMES):
         found = getattr(output, name)
         if found is not None and not np.isfinite(found).all():
-            value = float(found[~np.isfinite(found)][0])
-            text = f"{name}={value!r}, but should be finite or refused [{call_text(given, None)}]"
-            return context.result("one-value-statistics", Outcome.FAILED, text, **where)
+            at = tuple(int(i) for i in np.argwhere(~np.isfinite(found))[0])
+            text = f"{name}={float(found[at])!r}, but should be finite or refused [{call_text(given, None)}]"
+            shown = pointed(context.implementation, given.inputs, name, at, float(found[at]), 0.0, claim="np.isfinite(got)")
+            return context.result("one-value-statistics", Outcome.FAILED, text, witness=shown, **where)
     if width == 1 or output.running_mean is None:
         return context.result("one-value-statistics", Outcome.PASSED, **where)
     momentum = getattr(context.norm, "momentum", None)
