@@ -21,9 +21,10 @@ FLOORS = (
     ("reference", "bounds", "gradient_bounds", "regimes"),
     ("implementations", "faults", "results"),
     ("checks",),
-    ("engine", "audit", "born", "ledger", "zoo", "history", "merging", "identify", "power", "depth"),
+    ("engine", "audit", "born", "ledger", "models", "zoo", "history", "merging", "identify", "power", "depth"),
     ("reporters",),
-    ("recipes", "variation", "hunt", "flags", "options", "topics", "console", "strategies", "testing", "pytest_plugin", "commands", "cli"),
+    ("recipes", "variation", "hunt", "flags", "options", "topics", "console", "judging", "commands", "strategies", "testing")
+    + ("pytest_plugin", "cli"),
     ("__main__",),
 )
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}

@@ -25,7 +25,7 @@ def _needs_captured(context: Context) -> str:
     return "" if context.implementation.captured is not None else "nothing was captured: normcheck audit --model"
 
 
-@register(CAPTURED, applies=_needs_captured, requires=())
+@register(CAPTURED, applies=_needs_captured)
 def captured_activations(context: Context) -> Iterator[Result]:
     """What a layer of a model returned lies within the bound of accuracy.
 
@@ -67,7 +67,7 @@ def captured_activations(context: Context) -> Iterator[Result]:
     yield _judged(context, case, case.fold.fold(captured.y))
 
 
-@register(REGIME, applies=_needs_captured, requires=())
+@register(REGIME, applies=_needs_captured)
 def activation_regime(context: Context) -> Iterator[Result]:
     """What enters a layer of a model leaves room for rounding.
 

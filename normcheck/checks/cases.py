@@ -88,11 +88,15 @@ class Case:
 
     def rounding(self, output: Array) -> Array:
         """What rounding to storage adds to E, (R, D): half an ulp of the output; with an inner cast |w| times half one of n."""
-        half = 0.5 * self.out_format.ulp(output)
+        return 0.5 * self.out_format.ulp(output) + self.inner_rounding
+
+    @property
+    def inner_rounding(self) -> Array:
+        """What the rounding of n before the weight adds to E in units of the output, (R, D); 0 where there is none."""
         weight, _ = self.parameters
         if not self.inner_cast or weight is None:
-            return half
-        return half + 0.5 * np.abs(weight) * self.x_format.ulp(self.certified.hi)
+            return np.zeros(1)
+        return np.asarray(0.5 * np.abs(weight) * self.x_format.ulp(self.certified.hi))
 
     def reach(self, name: ClassName) -> Array:
         """E of the class in units of the output, (R, D): times |w| where the bound is that of n."""

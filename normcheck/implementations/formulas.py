@@ -72,23 +72,25 @@ class Formula:
     unbuildable: str = ""
 
 
-def read(source: str) -> Formula:
-    """The formula of a class from its source text.
+def read(*sources: str) -> Formula:
+    """The formula of a class from its source text, and those of the classes that it derives from, up to torch's own.
 
     Raises
     ------
     UnreadableError : with the reason why it is no norm of ours
     """
-    return _Class(parsed(source)).formula()
+    return _Class([parsed(source) for source in sources]).formula()
 
 
 class _Class:
     """A class as it was read."""
 
-    def __init__(self, tree: ast.ClassDef) -> None:
-        self.tree = tree
-        self.methods = {part.name: part for part in tree.body if isinstance(part, ast.FunctionDef)}
-        self.bases = [last_name(base) for base in tree.bases]
+    def __init__(self, trees: list[ast.ClassDef]) -> None:
+        parts = [part for tree in trees for part in tree.body if isinstance(part, ast.FunctionDef)]
+        self.methods = {part.name: part for part in reversed(parts)}
+        self.inits = [part for part in parts if part.name == "__init__"]
+        self.bases = [last_name(base) for base in trees[-1].bases]
+        self.derived = len(trees) > 1
 
     @functools.cached_property
     def base(self) -> str:
@@ -121,6 +123,8 @@ class _Class:
         """What it computes."""
         self._check_layer()
         inherited = self.forward is None or any(is_super_forward(node) for node in ast.walk(self.forward))
+        if inherited and self.forward is not None and self.derived:
+            raise UnreadableError("its forward pass calls that of a class in between")
         names = {event.kind for event in self.events}
         fused = self.base if inherited else next((event.detail for event in self.events if event.kind == "fused"), "")
         given = "running_var" in self.used
@@ -222,7 +226,7 @@ class _Class:
         merges = bool(fused and norm.center) or any(event.detail.startswith("var") for event in self.events)
         return Contract(
             cast="before_weight" if inner else "once",
-            output="promote" if last == "scale" and parameters else "x",
+            output="promote" if isinstance(norm, BatchNorm) or (last == "scale" and parameters) else "x",
             accumulation="merge" if merges else "tree",
         )
 
@@ -233,8 +237,7 @@ class _Class:
 
     def _made(self) -> set[str]:
         """Attributes that are there: of the base, and set in the constructor."""
-        init = self.methods.get("__init__")
-        own = {node.attr for node in ast.walk(init) if is_self(node)} if init is not None else set()
+        own = {node.attr for init in self.inits for node in ast.walk(init) if is_self(node)}
         return own | ({"weight", "bias"} if self.base != "Module" else set())
 
     def _eps_attribute(self, inherited: bool) -> str:

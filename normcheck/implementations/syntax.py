@@ -144,12 +144,12 @@ def called(node: ast.AST | None) -> str:
     return last_name(node.func) if isinstance(node, ast.Call) else ""
 
 
-def is_self(node: ast.AST) -> TypeGuard[ast.Attribute]:
+def is_self(node: ast.AST | None) -> TypeGuard[ast.Attribute]:
     """Whether it is an attribute of self."""
     return is_attribute_of(node, "self")
 
 
-def is_attribute_of(node: ast.AST, name: str) -> TypeGuard[ast.Attribute]:
+def is_attribute_of(node: ast.AST | None, name: str) -> TypeGuard[ast.Attribute]:
     """Whether it is an attribute of this variable."""
     return isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == name
 

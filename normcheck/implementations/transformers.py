@@ -23,6 +23,8 @@ from normcheck.norms import Norm, RMSNorm
 PACKAGE = "transformers"
 _CLASS = re.compile(r"^class (\w*norm\w*)\b.*?(?=^\S|\Z)", re.MULTILINE | re.DOTALL | re.IGNORECASE)
 _NORM = re.compile("(?<!un)norm(?!al)")
+_RANKS = {"FalconH1RMSNormGated": (2, 3), "SqueezeBertLayerNorm": (3,)}
+"""Ranks of x that the text does not tell."""
 # whose layer gives a row its name, where several are the same
 _FIRST = ("llama", "gemma", "t5", "qwen3", "cohere", "convnext", "olmo2", "mamba2", "deepseek_v4", "detr")
 
@@ -41,8 +43,17 @@ class Layer(Built):
     axis: int | None = None
 
     def __call__(self, norm: Norm, *, shape: tuple[int, ...], dtype: str, device: str) -> Any:
-        """A new layer for this norm and an x of this shape."""
+        """A new layer for this norm and an x of this shape, with the weights that its model begins with."""
+        import torch
+
         module = super().__call__(norm, shape=shape, dtype=dtype, device=device)
+        if isinstance(getattr(module, "weight", None), torch.nn.Parameter):
+            # some leave memory as it is until the model around them is initialized
+            torch.nn.init.constant_(module.weight, 1.0 - norm.weight_offset)
+        return self.moved(module)
+
+    def moved(self, module: Any) -> Any:
+        """The layer, given its channels where it wants them."""
         if self.axis is not None:
             module.register_forward_pre_hook(lambda module, given: (given[0].movedim(-1, 1).contiguous(),))
             module.register_forward_hook(lambda module, given, y: y.movedim(1, -1))
@@ -172,7 +183,7 @@ def _rows(formula: Formula, members: tuple[Found, ...]) -> Iterator[Implementati
     more = {"alike": tuple(other.name for other in others)}
     settings = ("eps",) * bool(formula.eps) + ("num_groups",) * ("groups" in dict(formula.build).values())
     axis = 1 if formula.channels_first else None
-    ranks = (3 if "permute(0, 2, 1)" in first.source else 4,) if axis else (4,) if formula.given else None
+    ranks = _RANKS.get(first.name, (4,) if axis or formula.given else None)
     yield _row(name, Layer(first.target, settings, formula.build, axis), formula.norm, formula, ranks=ranks, **more)
     if "data_format" in first.source:
         build = (*formula.build, ("data_format", "'channels_first'"))
