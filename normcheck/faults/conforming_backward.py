@@ -72,13 +72,17 @@ def _rows_of(inputs: dict[str, Any], slope: Values) -> tuple[Values, Values, Val
     return inputs["x"].astype(wide), dy, dy if weight is None else dy * weight.astype(wide)
 
 
+def _flat(terms: Values) -> Values:
+    return terms.reshape(-1, terms.shape[-1])
+
+
 def _two_pass_backward(inputs: dict[str, Any], grads: dict[str, Any]) -> dict[str, Any]:
     x, dy, g = _rows_of(inputs, grads["y"])
     c = x - x.mean(-1, keepdims=True)
     r = 1 / np.sqrt((c * c).mean(-1, keepdims=True) + x.dtype.type(inputs["eps"]))
     n = c * r
     dx = r * (g - g.mean(-1, keepdims=True) - n * (g * n).mean(-1, keepdims=True))
-    made = {"x": dx, "weight": (dy * n).sum(0), "bias": dy.sum(0)}
+    made = {"x": dx, "weight": _flat(dy * n).sum(0), "bias": _flat(dy).sum(0)}
     return {name: value.astype(inputs["x"].dtype) for name, value in made.items()}
 
 
@@ -97,7 +101,7 @@ def _sequential_backward(inputs: dict[str, Any], grads: dict[str, Any]) -> dict[
     r = 1 / np.sqrt(sequential(c * c) / count + x.dtype.type(inputs["eps"]))
     n = c * r
     dx = r * (g - sequential(g) / count - n * (sequential(g * n) / count))
-    made = {"x": dx, "weight": sequential((dy * n).T)[..., 0], "bias": sequential(dy.T)[..., 0]}
+    made = {"x": dx, "weight": sequential(_flat(dy * n).T)[..., 0], "bias": sequential(_flat(dy).T)[..., 0]}
     return {name: value.astype(inputs["x"].dtype) for name, value in made.items()}
 
 

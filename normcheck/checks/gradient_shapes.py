@@ -1,0 +1,225 @@
+"""Gradients for unusual inputs: of any shape, with dy of any size, and where some of the inputs need none."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from normcheck.checks.base import Context, guarded, register
+from normcheck.checks.cases import Case
+from normcheck.checks.comparing import case_from, mixed
+from normcheck.checks.geometry import BLOCKS, HIDDEN, arrangements, shapes
+from normcheck.checks.gradient_cases import NAMES, GradientCase, gradient_case, held, passes, pulled, slopes
+from normcheck.checks.gradient_witness import gradient_witness
+from normcheck.checks.gradients import with_residual
+from normcheck.formats import Array
+from normcheck.implementations import Gradients, differentiable
+from normcheck.results import Outcome, Result
+
+_REQUIRES = ("output-form", "accuracy", "gradient-flow", "input-gradient", "parameter-gradients")
+_ROWS = 6
+_WIDTHS = {"quick": (768, 4609), "standard": (*HIDDEN, 4097, 8193), "deep": (*HIDDEN, 4097, 8193, 32768, 131072)}
+# losses are scaled by 2**16, and gradients of long sequences fall to 1e-8
+_POWERS = (-40, -14, 10, 24)
+_POWERS_OF_FLOAT16 = (-14, -8, 8)
+
+Ran = tuple[GradientCase, Gradients]
+Run = Callable[[], Ran]
+
+
+def _needs_gradients(context: Context) -> str:
+    return differentiable(context.implementation)
+
+
+def _needs_several(context: Context) -> str:
+    implementation = context.implementation
+    if callable(implementation.grad):
+        return "the backward pass is a function, which gives all gradients"
+    if not any(implementation.takes(name) for name in ("weight", "bias", "residual")):
+        return f"{implementation.name} takes nothing but x"
+    return differentiable(implementation)
+
+
+@register("gradient-shapes", applies=_needs_gradients, requires=_REQUIRES)
+def gradient_shapes(context: Context) -> Iterator[Result]:
+    """Gradients are right however many rows there are, however wide they are, and however x is cut into axes.
+
+    Statement
+    ---------
+    dx, dweight and dbias are within their bounds for an x of each rank, with short and long axes at every place; for the widths
+    that models have; and for hundreds and thousands of rows that are wide as well.
+
+    Why it matters
+    --------------
+    Backward kernels are chosen by shape: one for narrow rows, one that splits a row over several blocks, one whose weight
+    gradient is summed in two stages. Only the one that is chosen is tested.
+
+    Holds for
+    ---------
+    Every implementation that is differentiated by its framework or has a backward function.
+
+    Tolerance
+    ---------
+    The bounds of ``input-gradient`` and ``parameter-gradients``.
+
+    Known exceptions
+    ----------------
+    None known. Skipped where ordinary shapes are wrong already.
+
+    References
+    ----------
+    tenstorrent/tt-metal 34760, NVIDIA/apex 1715 (kinds K22 and K23 of the catalogue of faults).
+    """
+    sizes = [(_ROWS, width) for width in _WIDTHS[context.profile]]
+    wide = shapes(context, (*sizes, *BLOCKS[context.profile]))
+    shown: set[str] = set()
+    ordinary = tuple(arrangements(context))[:: 2 if context.profile == "quick" else 1]
+    for shape in dict.fromkeys((*ordinary, *wide)):
+        run = functools.cache(functools.partial(_shaped, context, shape))
+        yield from _judged(context, "gradient-shapes", run, shown, shape=shape)
+
+
+@register("gradient-linearity", applies=_needs_gradients, requires=_REQUIRES)
+def gradient_linearity(context: Context) -> Iterator[Result]:
+    """Gradients are proportional to dy, however large or small it is.
+
+    Statement
+    ---------
+    For dy times 2**-40, 2**-14, 2**10 and 2**24 (2**-14, 2**-8 and 2**8 in float16), and for rows of dy of all these sizes in one
+    call, dx, dweight and dbias are within their bounds, which are proportional to dy.
+
+    Why it matters
+    --------------
+    Losses are scaled by 2**16 and averaged over a million tokens. Gradients that are clipped inside a kernel, flushed where they
+    are small, or pass through 16 bits are right for a dy of size 1.
+
+    Holds for
+    ---------
+    Every implementation that is differentiated by its framework or has a backward function.
+
+    Tolerance
+    ---------
+    The bounds of ``input-gradient`` and ``parameter-gradients``: multiplying by a power of two is exact.
+
+    Known exceptions
+    ----------------
+    None known.
+
+    References
+    ----------
+    Micikevicius et al. 2018, on loss scaling; kind K22 of the catalogue of faults.
+    """
+    shape = _usual(context)
+    shown: set[str] = set()
+    for powers in (*((power,) for power in _powers(context)), (0, *_powers(context))):
+        run = functools.cache(functools.partial(_scaled, context, shape, powers))
+        regime = "dy * 2**" + (str(powers[0]) if len(powers) == 1 else "any")
+        yield from _judged(context, "gradient-linearity", run, shown, shape=shape, regime=regime)
+
+
+@register("gradient-subsets", applies=_needs_several, requires=_REQUIRES)
+def gradient_subsets(context: Context) -> Iterator[Result]:
+    """The gradient of one input is the same whether or not the others need one.
+
+    Statement
+    ---------
+    Where only some of x, weight, bias and residual need a gradient, each one alone and all but each, what comes is within its
+    bound.
+
+    Why it matters
+    --------------
+    The first layer's x needs no gradient, and a frozen model's weights need none. A backward pass that saves, or computes, only
+    what it believes to be asked for takes another path there.
+
+    Holds for
+    ---------
+    Implementations with more than one input that the framework differentiates.
+
+    Tolerance
+    ---------
+    The bounds of ``input-gradient`` and ``parameter-gradients``.
+
+    Known exceptions
+    ----------------
+    None known.
+
+    References
+    ----------
+    unslothai/unsloth 4533 (kind K24 of the catalogue of faults).
+    """
+    shape = _usual(context)
+    given = [name for name in NAMES if name == "x" or _has(context, name)]
+    shown: set[str] = set()
+    subsets = itertools.chain.from_iterable(itertools.combinations(given, count) for count in {1, len(given) - 1})
+    for of in (of for of in subsets if of):
+        run = functools.cache(functools.partial(_partial, context, shape, of))
+        yield from _judged(context, "gradient-subsets", run, shown, shape=shape, regime=f"of {' and '.join(of)}", of=of)
+
+
+def _has(context: Context, name: str) -> bool:
+    return context.implementation.takes(name) if name != "residual" else context.implementation.residual
+
+
+def _usual(context: Context) -> tuple[int, ...]:
+    width = next((width for width in (96, 64, 33) if context.can_take(width)), context.widths[-1])
+    return context.shape(8, width)
+
+
+def _judged(
+    context: Context, check: str, run: Run, shown: set[str], *, of: tuple[str, ...] = tuple(NAMES), regime: str = "", **where: Any
+) -> Iterator[Result]:
+    for name in of:
+        yield from guarded(context, check, _judge, check, run, name, shown, regime, **where)
+
+
+def _judge(context: Context, check: str, run: Run, name: str, shown: set[str], regime: str) -> Result | None:
+    gradient, found = run()
+    if name not in gradient.differentiated:
+        return None
+    output = gradient.rows_of(found, name)
+    if passes(context, gradient, name, output):
+        return context.result(check, Outcome.PASSED, shape=tuple(gradient.case.fold.shape), regime=regime)
+    result = held(context, check, gradient, name, output, regime, regime=regime)
+    if name not in shown and "of " not in regime:
+        shown.add(name)
+        result = replace(result, witness=gradient_witness(context, gradient, name, output))
+    return result
+
+
+def _case(context: Context, shape: tuple[int, ...]) -> Case:
+    return with_residual(context, case_from(context, mixed(context, shape)))
+
+
+def _gradient(context: Context, case: Case, dy: Array, of: tuple[str, ...] = tuple(NAMES)) -> GradientCase:
+    # the returned residual has no history where neither of its summands has
+    summed = context.implementation.residual and not {"x", "residual"}.isdisjoint(of)
+    second = slopes(context, case, 1) if summed else None
+    return gradient_case(context, case, dy, second)
+
+
+def _shaped(context: Context, shape: tuple[int, ...]) -> Ran:
+    case = _case(context, shape)
+    gradient = _gradient(context, case, slopes(context, case))
+    return gradient, pulled(context, gradient)
+
+
+def _powers(context: Context) -> tuple[int, ...]:
+    return _POWERS_OF_FLOAT16 if context.dtype == "float16" else _POWERS
+
+
+def _scaled(context: Context, shape: tuple[int, ...], powers: tuple[int, ...]) -> Ran:
+    case = with_residual(context, context.case("standard", shape))
+    scale = np.resize(2.0 ** np.array(powers, float), (case.fold.rows, 1))
+    gradient = _gradient(context, case, case.out_format.round(slopes(context, case) * scale))
+    return gradient, pulled(context, gradient)
+
+
+def _partial(context: Context, shape: tuple[int, ...], of: tuple[str, ...]) -> Ran:
+    case = with_residual(context, context.case("standard", shape))
+    gradient = _gradient(context, case, slopes(context, case), of)
+    return gradient, pulled(context, gradient, of=of)
