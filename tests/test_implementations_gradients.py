@@ -12,8 +12,8 @@ import pytest
 from normcheck import Implementation, LayerNorm, RMSNorm
 from normcheck.faults import sound
 from normcheck.implementations import CallError, Inputs, implementations
+from normcheck.implementations.gradient_snippets import gradient_snippet
 from normcheck.implementations.gradients import backward, backward_twice, differentiable
-from normcheck.implementations.snippets import gradient_snippet
 
 X = np.array([[1.0, -2.0, 0.5, 3.0], [0.25, 4.0, -1.0, 2.0]])
 DY = np.array([[1.0, 0.5, -1.0, 2.0], [0.0, 1.0, 3.0, -0.5]])

@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from normcheck.checks.base import Context, FormError, SkipCaseError, describe, guarded, register
-from normcheck.checks.gradient_cases import NAMES, GradientCase, gradient_case, held, passes, pulled, slopes
+from normcheck.checks.base import Context, FormError, SkipCaseError, describe, guarded, raised, register
+from normcheck.checks.gradient_cases import NAMES, GradientCase, gradient_case, held, passes, pointed, pulled, slopes
+from normcheck.checks.gradient_witness import second_shown
 from normcheck.checks.gradients import with_residual
 from normcheck.checks.second_order import second_order
 from normcheck.formats import Array
@@ -90,13 +91,19 @@ def _flow(context: Context, shape: tuple[int, ...], layout: str) -> Result | Non
         found = pulled(context, gradient)
     except CallError as error:
         text = f"backward raised {error}, but should give gradients [{gradient.describe()}]"
-        return context.result("gradient-flow", Outcome.FAILED, text, **where)
+        return context.result("gradient-flow", Outcome.FAILED, text, witness=raised(error), **where)
     for name in gradient.differentiated:
         values = gradient.rows_of(found, name)
         if not values.any() and gradient.exact[name].hi.any():
             text = f"{NAMES[name]} is all zero, but should not be [{gradient.describe()}]"
+            at, exact = _largest(gradient.exact[name].hi), gradient.exact[name].hi
+            where["witness"] = pointed(gradient, name, at, 0.0, float(exact[at]), claim="got != 0")
             return context.result("gradient-flow", Outcome.FAILED, text, **where)
     return context.result("gradient-flow", Outcome.PASSED, **where)
+
+
+def _largest(values: Array) -> tuple[int, ...]:
+    return tuple(int(i) for i in np.unravel_index(np.abs(values).argmax(), values.shape))
 
 
 @register("gradient-accumulation", applies=_needs_gradients, requires=_REQUIRES)
@@ -157,6 +164,7 @@ def _kept(context: Context, shape: tuple[int, ...]) -> Result:
         f"dy[{at[0]}, {at[1]}]={float(after[at])!r} after the backward pass, but should be {float(gradient.dy[at])!r} as before "
         f"[{gradient.describe()}]"
     )
+    where["witness"] = pointed(gradient, "y", at, float(after[at]), float(gradient.dy[at]))
     return context.result("gradient-accumulation", Outcome.FAILED, text, **where)
 
 
@@ -174,6 +182,7 @@ def _twice(context: Context, shape: tuple[int, ...], name: str) -> Result:
     )
     within = all(gradient.judge(name, values, "branches").worst_ratio <= 1 for values in (once, twice - once))
     outcome = Outcome.WARNED if within else Outcome.FAILED
+    where["witness"] = pointed(gradient, name, at, float(twice[at]), float(2 * once[at]), passes=2)
     return context.result(
         "gradient-accumulation",
         outcome,
@@ -347,7 +356,7 @@ def _second_verdict(
     context: Context, gradient: GradientCase, found: Gradients, along: dict[str, Array], where: dict[str, Any]
 ) -> Result:
     worst: tuple[float, float, float, str] = (0.0, 0.0, 0.0, "")
-    first = next(iter(along))
+    first, shown = next(iter(along)), None
     for name, (exact, bound) in second_order(gradient, along).items():
         array = found.values[name]
         got = np.zeros(exact.shape) if array is None else _as(gradient, name, array, exact)
@@ -360,6 +369,7 @@ def _second_verdict(
             expected = f"{float(exact[at])!r} within {float(bound[at]):.3g}"
             text = f"d({NAMES[first]})/d({'dy' if name == 'y' else name})[{place}]={float(got[at])!r}, but should be {expected}"
             worst = (float(ratio[at]), float(error[at]), float(bound[at]), text)
+            shown = (name, tuple(int(i) for i in at), float(got[at]), float(exact[at]), float(bound[at]))
     ratio_, error_, bound_, text = worst
     failed = not ratio_ <= 1
     inputs = gradient.case.inputs
@@ -370,6 +380,7 @@ def _second_verdict(
         "double-backward",
         Outcome.FAILED if failed else Outcome.PASSED,
         f"{text} [{call}]" if failed else "",
+        witness=second_shown(gradient, along, *shown) if failed and shown is not None else None,
         error=error_,
         tolerance=bound_,
         **where,

@@ -360,4 +360,6 @@ def _gradients(context: Context, given: Batch) -> Iterator[Result]:
 
 
 def _held(context: Context, gradient: GradientCase, name: str, found: Gradients, note: str) -> Result:
-    return gradient_held(context, "worker-split", gradient, name, gradient.rows_of(found, name), note, regime="standard")
+    output, way = gradient.rows_of(found, name), split_text(context.implementation)
+    result = gradient_held(context, "worker-split", gradient, name, output, note, way or PLAIN, regime="standard")
+    return replace(result, witness=None) if way is None else result

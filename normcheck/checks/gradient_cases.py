@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Mapping
+import math
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -12,11 +13,14 @@ import numpy as np
 from normcheck.bounds import Judgement, judge, vacuous
 from normcheck.checks.base import Context, FormError, describe
 from normcheck.checks.cases import Case
+from normcheck.checks.witness import claimed, missed, place_of, writable
 from normcheck.formats import Array, Format, format_of
 from normcheck.gradient_bounds import GradientErrors
-from normcheck.implementations import Gradients, backward
+from normcheck.implementations import CallError, Gradients, Implementation, backward
+from normcheck.implementations.gradient_snippets import gradient_snippet
+from normcheck.implementations.snippets import PLAIN
 from normcheck.reference.slopes import Exact, certify_gradients
-from normcheck.results import Outcome, Result, Severity
+from normcheck.results import Outcome, Result, Severity, Witness
 
 Allowed = Literal["rows", "tree", "sequential", "branches"]
 NAMES = {"x": "dx", "residual": "dresidual", "weight": "dweight", "bias": "dbias"}
@@ -33,6 +37,7 @@ class GradientCase:
     dresidual : gradient of the returned residual, (R, D), or None
     errors : the quantities from which bounds follow
     layout : of dy in memory
+    implementation : whose it is
     """
 
     case: Case
@@ -40,6 +45,7 @@ class GradientCase:
     dresidual: Array | None
     errors: GradientErrors
     layout: str
+    implementation: Implementation
 
     @functools.cached_property
     def exact(self) -> Mapping[str, Exact]:
@@ -80,7 +86,8 @@ class GradientCase:
         forward = self.case.classes["sequential" if allowed in ("sequential", "branches") else "tree"]
         if name in ("x", "residual"):
             error = self.errors.dx(forward, exact.hi)
-            return error + exact.err + (self.errors.branches() if allowed == "branches" else 0.0)
+            error += exact.err
+            return error + self.errors.branches() if allowed == "branches" else error
         height = self.errors.height("tree" if allowed == "rows" else "sequential")
         error = self.errors.dweight(forward, height) if name == "weight" else self.errors.dbias(height)
         return np.asarray(error[None, :] + exact.err)
@@ -97,15 +104,18 @@ class GradientCase:
         ------
         FormError : if it is missing, or of another shape or dtype than its input
         """
-        array = found.values[name]
-        own = getattr(self.case.inputs, name)
+        array, shape, dtype = found.values[name], getattr(self.case.inputs, name).shape, self.format_of(name).name
+        text = ""
         if array is None:
-            raise FormError(f"{NAMES[name]}=None, but should be an array of shape {own.shape} [{self.describe()}]")
-        if array.shape != own.shape:
-            raise FormError(f"shape of {NAMES[name]}={array.shape}, but should be {own.shape} [{self.describe()}]")
-        if found.dtypes[name] != self.format_of(name).name:
-            expected = self.format_of(name).name
-            raise FormError(f"dtype of {NAMES[name]}={found.dtypes[name]}, but should be {expected} [{self.describe()}]")
+            text = f"{NAMES[name]}=None, but should be an array of shape {shape}"
+        elif array.shape != shape:
+            text = f"shape of {NAMES[name]}={array.shape}, but should be {shape}"
+        elif found.dtypes[name] != dtype:
+            text = f"dtype of {NAMES[name]}={found.dtypes[name]}, but should be {dtype}"
+        if array is None or text:
+            error = FormError(f"{text} [{self.describe()}]")
+            error.snippet = pulled_text(self, name, (), 0.0, form=(shape, dtype))
+            raise error
         return self.case.fold.fold(array) if name in ("x", "residual") else array.reshape(1, -1)
 
     def describe(self) -> str:
@@ -139,7 +149,7 @@ def gradient_case(
         dresidual is not None,
     )
     kept = np.where(errors.judged()[:, None], dy, 0.0)
-    return GradientCase(case, kept, dresidual, replace(errors, dy=kept), layout or case.inputs.layout)
+    return GradientCase(case, kept, dresidual, replace(errors, dy=kept), layout or case.inputs.layout, context.implementation)
 
 
 def slopes(context: Context, case: Case, seed: int = 0) -> Array:
@@ -149,28 +159,90 @@ def slopes(context: Context, case: Case, seed: int = 0) -> Array:
     normal = rng.standard_normal(case.rows.shape)
     with np.errstate(all="ignore"):
         n = np.nan_to_num(np.clip(case.errors.normalized, -100.0, 100.0))
-    single = np.where(rng.random(case.rows.shape) < 4.0 / case.fold.width, 1.0, 0.0) * normal
-    kinds = np.stack([normal + 0.5, rng.uniform(0.25, 1.0, normal.shape), n + 0.1 * normal, single])
-    which = np.arange(len(normal)) % len(kinds)
-    return fmt.round(kinds[which, np.arange(len(normal))])
+    few, positive = rng.random(normal.shape), rng.uniform(0.25, 1.0, normal.shape)
+    made = normal + 0.5
+    made[1::4] = positive[1::4]
+    made[2::4] = n[2::4] + 0.1 * normal[2::4]
+    made[3::4] = np.where(few[3::4] < 4.0 / case.fold.width, 1.0, 0.0) * normal[3::4]
+    return fmt.round(made)
 
 
 def pulled(context: Context, gradient: GradientCase, passes: int = 1, of: Collection[str] = tuple(NAMES)) -> Gradients:
     """Call the implementation and pull dy back through it. Raises CallError as `normcheck.implementations.gradients.backward`."""
     case = gradient.case
-    return backward(
-        context.implementation,
+    try:
+        return backward(
+            context.implementation,
+            case.inputs,
+            case.fold.unfold(gradient.dy),
+            dresidual=None if gradient.dresidual is None else case.fold.unfold(gradient.dresidual),
+            dtype=case.out_format.name,
+            layout=gradient.layout,
+            passes=passes,
+            of=of,
+        )
+    except CallError as error:
+        error.snippet = pulled_text(gradient, "x", (0,) * case.inputs.x.ndim, 0.0)
+        raise
+
+
+def pulled_text(
+    gradient: GradientCase,
+    name: str,
+    index: tuple[int, ...],
+    expected: float,
+    tolerance: float | None = None,
+    **how: Any,
+) -> str:
+    """The backward pass written down, and one element of a gradient, see `gradient_snippet`; ``""`` if it takes too much room."""
+    case = gradient.case
+    if not writable(case.inputs):
+        return ""
+    return gradient_snippet(
+        gradient.implementation,
         case.inputs,
         case.fold.unfold(gradient.dy),
-        dresidual=None if gradient.dresidual is None else case.fold.unfold(gradient.dresidual),
+        name,
+        index,
+        expected,
         dtype=case.out_format.name,
         layout=gradient.layout,
-        passes=passes,
-        of=of,
+        tolerance=tolerance,
+        dresidual=None if gradient.dresidual is None else case.fold.unfold(gradient.dresidual),
+        **how,
     )
 
 
-def held(context: Context, check: str, gradient: GradientCase, name: str, output: Array, note: str = "", **where: Any) -> Result:
+def pointed(
+    gradient: GradientCase,
+    name: str,
+    at: tuple[int, ...],
+    got: float,
+    expected: float,
+    bound: float = math.nan,
+    **how: Any,
+) -> Witness | None:
+    """An element of a gradient, by row and place in the row; as `normcheck.checks.witness.pointed` for a backward pass."""
+    case = gradient.case
+    if name in ("x", "residual", "y"):
+        index = place_of(case, (int(at[0]), int(at[1])))
+    else:
+        index = tuple(int(i) for i in np.unravel_index(int(at[-1]), getattr(case.inputs, name).shape))
+    how = {"claim": claimed(got, expected, bound), **how}
+    text = pulled_text(gradient, name, index, expected, missed(got, expected, bound), **how)
+    return Witness(text, NAMES.get(name, "dy"), None, float(got).hex(), float(expected).hex()) if text else None
+
+
+def held(
+    context: Context,
+    check: str,
+    gradient: GradientCase,
+    name: str,
+    output: Array,
+    note: str = "",
+    way: Sequence[str] = PLAIN,
+    **where: Any,
+) -> Result:
     """A gradient held against its bound.
 
     Within the contract's class it passes; within that of sequential sums, or with what several gradients of x lose to storage, it
@@ -191,7 +263,15 @@ def held(context: Context, check: str, gradient: GradientCase, name: str, output
             break
     if last.worst_ratio > 1:
         outcome, first, reason = Outcome.FAILED, last, ""
+        where = {"witness": _shown(gradient, name, output, last, way)} | where
     return _result(context, check, gradient, name, output, first, outcome, "; ".join(filter(None, (reason, note))), where)
+
+
+def _shown(gradient: GradientCase, name: str, output: Array, verdict: Judgement, way: Sequence[str]) -> Witness | None:
+    at = verdict.worst
+    assert at is not None
+    exact, limit = float(gradient.exact[name].hi[at]), verdict.figures["tolerance"]
+    return pointed(gradient, name, at, float(output[at]), exact, limit, way=way)
 
 
 def passes(context: Context, gradient: GradientCase, name: str, output: Array) -> bool:

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 
 from normcheck.checks.base import Context, guarded, register
-from normcheck.checks.gradient_cases import GradientCase, gradient_case, pulled, slopes
+from normcheck.checks.gradient_cases import GradientCase, gradient_case, pulled, pulled_text, slopes
+from normcheck.checks.witness import claimed, missed
 from normcheck.formats import Array
 from normcheck.implementations.gradients import differentiable
-from normcheck.results import Outcome, Result, Severity
+from normcheck.results import Outcome, Result, Severity, Witness
 
 _REQUIRES = ("output-form", "accuracy", "gradient-flow")
 _ROWS = 8
@@ -110,8 +111,20 @@ def _identity_result(
         outcome,
         "" if outcome is Outcome.PASSED else text,
         severity=Severity.WARNING if outcome is Outcome.WARNED else Severity.ERROR,
+        witness=_shown(gradient, what, row, (got, expected, tight)) if outcome is Outcome.FAILED else None,
         error=float(error[row]),
         tolerance=float(tight[row]),
         regime=regime,
         shape=tuple(gradient.case.fold.shape),
     )
+
+
+def _shown(gradient: GradientCase, what: str, row: int, sums: tuple[Array, Array, Array]) -> Witness | None:
+    """The backward pass, and the sum over one row."""
+    case, (got, expected, tight) = gradient.case, (float(values[row]) for values in sums)
+    rows = f".transpose({case.fold.order}).reshape({case.fold.rows}, {case.fold.width})[{row}]"
+    dx, x = (f"np.array({name}.tolist(), np.float64){rows}" for name in ("{gradient}", "x"))
+    figure = f"{dx}.sum()" if what == "sum(dx)" else f"({dx} * ({x} - {float(case.certified.mean[row])!r})).sum()"
+    how = {"claim": claimed(got, expected, tight), "figure": figure}
+    text = pulled_text(gradient, "x", (), expected, missed(got, expected, tight), **how)
+    return Witness(text, what, None, got.hex(), expected.hex()) if text else None

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from normcheck.checks.base import Context, FormError
 from normcheck.checks.cases import make_case
-from normcheck.checks.gradient_cases import NAMES, GradientCase, gradient_case, pulled
-from normcheck.checks.witness import missed
+from normcheck.checks.gradient_cases import NAMES, GradientCase, gradient_case, pointed, pulled
+from normcheck.checks.witness import claimed, missed, place_of
 from normcheck.formats import Array
 from normcheck.implementations import CallError
-from normcheck.implementations.snippets import gradient_snippet
+from normcheck.implementations.gradient_snippets import second_snippet
 from normcheck.results import Witness
-
-_WRITABLE = 4096
 
 
 def gradient_witness(context: Context, gradient: GradientCase, name: str, output: Array) -> Witness | None:
@@ -33,9 +33,7 @@ def gradient_witness(context: Context, gradient: GradientCase, name: str, output
         found = None if alone is None else _fails(context, alone, name)
         if alone is not None and found is not None:
             gradient, output, at = alone, *found
-    if gradient.dy.size > _WRITABLE:
-        return None
-    return _written(context, gradient, name, output, at)
+    return _written(gradient, name, output, at)
 
 
 def _alone(context: Context, gradient: GradientCase, row: int) -> GradientCase | None:
@@ -60,25 +58,31 @@ def _fails(context: Context, gradient: GradientCase, name: str) -> tuple[Array, 
     return None if verdict.worst is None or verdict.worst_ratio <= 1 else (output, verdict.worst)
 
 
-def _written(context: Context, gradient: GradientCase, name: str, output: Array, at: tuple[int, int]) -> Witness:
-    case = gradient.case
-    own = getattr(case.inputs, name)
-    position = np.zeros(output.shape, bool)
-    position[at] = True
-    placed = case.fold.unfold(position) if name in ("x", "residual") else position.reshape(own.shape)
-    expected = float(gradient.exact[name].hi[at])
-    text = gradient_snippet(
-        context.implementation,
-        case.inputs,
-        case.fold.unfold(gradient.dy),
-        name,
-        tuple(int(i) for i in np.argwhere(placed)[0]),
-        expected,
-        dtype=case.out_format.name,
-        layout=gradient.layout,
-        tolerance=missed(float(output[at]), expected, float(gradient.judge(name, output, "sequential").tolerance[at])),
-    )
+def _written(gradient: GradientCase, name: str, output: Array, at: tuple[int, int]) -> Witness | None:
+    verdict, exact = gradient.judge(name, output, "sequential"), float(gradient.exact[name].hi[at])
+    found = pointed(gradient, name, at, float(output[at]), exact, float(verdict.tolerance[at]))
     row = gradient.case.rows[at[0] if name in ("x", "residual") else 0]
     shown = ", ".join(float(value).hex() for value in row[:8])
     literal = f"{NAMES[name]} of x=[{shown}{', ...' if len(row) > 8 else ''}] ({row.size} elements)"
-    return Witness(text, literal, at[1], float(output[at]).hex(), expected.hex())
+    return None if found is None else replace(found, inputs=literal, index=at[1])
+
+
+def second_shown(
+    gradient: GradientCase, along: dict[str, Array], name: str, at: tuple[int, ...], got: float, exact: float, bound: float
+) -> Witness | None:
+    """One element of a second derivative, by row and place in the row."""
+    case, whole = gradient.case, name in ("x", "y")
+    index = place_of(case, (at[0], at[1])) if whole else np.unravel_index(at[-1], getattr(case.inputs, name).shape)
+    text = second_snippet(
+        gradient.implementation,
+        case.inputs,
+        case.fold.unfold(gradient.dy),
+        along,
+        name,
+        tuple(int(i) for i in index),
+        exact,
+        dtype=case.out_format.name,
+        tolerance=missed(got, exact, bound),
+        claim=claimed(got, exact, bound),
+    )
+    return Witness(text, NAMES.get(name, "dy"), None, got.hex(), exact.hex())

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from normcheck.contract import Contract
 from normcheck.implementations import Implementation
+from normcheck.implementations.snippets import target_of
 from normcheck.norms import Norm
 
 HALF = ("float16", "bfloat16")
@@ -146,7 +147,12 @@ def _implementation(
         raise ValueError(f"{function.__module__}: {name!r} names another fault or sound norm already")
     given = {"validates": False} | options
     if role is not None:
-        return Implementation(norm=norm, contract=contract, name=name, dtypes=dtypes, **role(function), **given)
+        fields = role(function)
+        if not target_of(next(fields[key] for key in ("call", "make", "module") if key in fields)):
+            # what the role has wrapped is found by snippets at the decorated code
+            function.target = next(fields[key] for key in ("call", "make", "module") if key in fields)  # type: ignore[attr-defined]
+            given = {"source": f"{function.__module__}:{function.__qualname__}.target"} | given
+        return Implementation(norm=norm, contract=contract, name=name, dtypes=dtypes, **fields, **given)
     taken = [name for name in inspect.signature(function).parameters if name != "_"]
     unused = ("running_mean", "running_var") if "_" in inspect.signature(function).parameters else ()
     return Implementation(function, norm, contract, name, dtypes=dtypes, arguments=(*taken, *unused), **given)

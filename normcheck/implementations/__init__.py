@@ -4,6 +4,7 @@ from normcheck.implementations.arrays import LAYOUTS, VIEWS, LayoutError, decode
 from normcheck.implementations.base import CallError, Framework, Implementation, Inputs, MissingPackageError, Output
 from normcheck.implementations.calls import Observation, call, natives, observe, user_code
 from normcheck.implementations.companions import Block, Quantized
+from normcheck.implementations.gradient_snippets import gradient_snippet
 from normcheck.implementations.gradients import Gradients, backward, backward_twice, differentiable
 from normcheck.implementations.registry import (
     RegistrationError,
@@ -15,7 +16,7 @@ from normcheck.implementations.registry import (
     unjudged,
 )
 from normcheck.implementations.sessions import Session
-from normcheck.implementations.snippets import gradient_snippet, snippet
+from normcheck.implementations.snippets import snippet
 from normcheck.implementations.targets import Named, TargetError, load
 
 __all__ = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 
@@ -19,14 +19,6 @@ PLAIN = ("{to} = {function}({passed})",)
 """How a call is written where nothing is special about it: ``to`` stands for what takes the result."""
 
 _RUNNING = ("running_mean", "running_var")
-
-
-@runtime_checkable
-class PullsBack(Protocol):
-    """An adapter that writes a backward pass in its own way; others are written as torch has it."""
-
-    def snippet_pull_back(self, called: Sequence[str], leaf: str) -> tuple[list[str], str]:
-        """Lines that pull ``dy`` back through the lines of a call, and the expression of the leaf's gradient."""
 
 
 class Script:
@@ -136,9 +128,7 @@ class Script:
         place = f"[{', '.join(str(int(i)) for i in index)}]" if index else ""
         return self.figure(self.framework.snippet_value(array + place), expected, tolerance, claim)
 
-    def figure(
-        self, expression: str, expected: float | None = None, tolerance: float | None = None, claim: str = ""
-    ) -> Script:
+    def figure(self, expression: str, expected: float | None = None, tolerance: float | None = None, claim: str = "") -> Script:
         """As `element`, for a number that an expression gives."""
         self.add(f"got = float({expression})", 'print("got     ", got.hex(), got)')
         if expected is not None:
@@ -153,10 +143,12 @@ class Script:
         """Fail where y has none of these dtypes."""
         return self.add("print(y.dtype)", f'assert str(y.dtype).removeprefix("torch.") in {tuple(names)!r}')
 
-    def form(self, form: tuple[tuple[int, ...], str] | None) -> Script:
-        """Print y, and fail where its shape or dtype is another one."""
-        self.add("print(tuple(y.shape), y.dtype)", "print(y)")
-        return self if form is None else self.add(f'assert (tuple(y.shape), str(y.dtype).removeprefix("torch.")) == {form!r}')
+    def form(self, form: tuple[tuple[int, ...], str] | None, of: str = "y") -> Script:
+        """Print y, or another array, and fail where its shape or dtype is another one."""
+        if form is None:
+            return self.add(f"print(tuple({of}.shape), {of}.dtype)", f"print({of})")
+        self.add(f"print({of})", f"assert {of} is not None")
+        return self.add(f'assert (tuple({of}.shape), str({of}.dtype).removeprefix("torch.")) == {form!r}')
 
     @property
     def _several(self) -> bool:
@@ -177,7 +169,7 @@ class Script:
             keywords = f"{implementation.norm!r}, shape={shape}, dtype={inputs.dtype!r}, device={inputs.device!r}"
         kind = "module" if implementation.module is not None else "call"
         if not self._made or kind == "call":
-            self.add(f"{kind} = {self._function}({keywords})")
+            self.add(f"{kind} = {self._function}({keywords})", *getattr(target, "lines", ()))
         if kind == "module":
             present = {} if self._made else {name: getattr(inputs, name) for name in ARRAYS}
             names = state(implementation, {name: present.get(name) for name in ARRAYS})
@@ -232,76 +224,6 @@ def snippet(
     return script.element(script.of(of), index, expected, tolerance, claim).text
 
 
-def gradient_snippet(
-    implementation: Implementation,
-    inputs: Inputs,
-    dy: Array,
-    name: str,
-    index: tuple[int, ...],
-    expected: float,
-    *,
-    dtype: str,
-    layout: str = "contiguous",
-    tolerance: float | None = None,
-    dresidual: Array | None = None,
-    passes: int = 1,
-    claim: str = "",
-    way: Sequence[str] = PLAIN,
-) -> str:
-    """Python source that runs one backward pass again, as `snippet` does for a call, and looks at an element of a gradient.
-
-    Parameters
-    ----------
-    implementation, inputs, dy, dtype, layout, dresidual, passes : as for `normcheck.implementations.backward`
-    name : of the input whose gradient is shown; y for dy itself, as it is after the pass
-    index, expected, tolerance : of the element, its certified value, and how far from it it may be
-    claim, way : see `Script.element` and `Script.call`
-    """
-    script = Script(implementation).arrays(inputs)
-    slopes = ["dy", *["dresidual"] * (dresidual is not None)]
-    script.array("dy", dy, inputs, dtype=dtype, layout=layout)
-    if dresidual is not None:
-        script.array("dresidual", dresidual, inputs, dtype=dtype)
-    if callable(implementation.grad):
-        shown = _by_function(script, inputs, slopes, name)
-    else:
-        shown = _by_tape(script, inputs, slopes, name, passes, way)
-    return script.element("dy" if name == "y" else shown, index, expected, tolerance, claim).text
-
-
-def _by_function(script: Script, inputs: Inputs, slopes: Sequence[str], name: str) -> str:
-    """Lines of a backward pass by the implementation's own function, and the expression of the gradient."""
-    implementation = script.implementation
-    function = script.imported(implementation.grad)
-    names = [f"{key}={key if getattr(inputs, key) is not None else None}" for key in ("x", "weight", "bias", "residual")]
-    known = [key for key in ("eps", "normalized_shape", "num_groups", "fraction") if implementation.knows(key)]
-    names += [f"{key}={implementation.setting(key, inputs.x.shape)!r}" for key in known]
-    grads = ", ".join(f"{key}={slope}" for key, slope in zip(("y", "residual"), slopes, strict=False))
-    script.add(f"grads = {function}(dict({', '.join(names)}), dict({grads}))")
-    return f'grads["{name}"]'
-
-
-def _by_tape(script: Script, inputs: Inputs, slopes: Sequence[str], name: str, passes: int, way: Sequence[str]) -> str:
-    """Lines of a backward pass by torch's tape, and the expression of the gradient."""
-    implementation = script.implementation
-    module = implementation.module is not None and name in ("weight", "bias") and name not in implementation.passes
-    leaf = "x" if name == "y" else f"module.{name}" if module else name
-    # an input that the code writes into cannot be a leaf
-    own = {leaf: f"{leaf}.clone()"} if leaf in implementation.mutates else {}
-    if isinstance(script.framework, PullsBack):
-        before = len(script.lines)
-        called = script.call(inputs, way).lines[before:]
-        lines, shown = script.framework.snippet_pull_back(called, leaf)
-        script.lines[before:] = lines
-        return shown
-    script.call(inputs, (f"{leaf}.requires_grad_()", *way), **own)
-    ends = ["y", script.of("new_residual")][: len(slopes)]
-    for left in range(passes, 0, -1):
-        kept = ", retain_graph=True" * (left > 1)
-        script.add(f"torch.autograd.backward([{', '.join(ends)}], [{', '.join(slopes)}]{kept})")
-    return f"{leaf}.grad"
-
-
 def _imported(implementation: Implementation, function: Any = None) -> tuple[list[str], str]:
     """Lines that import the callable (or another function of it), and the expression that names it."""
     if function is None and isinstance(implementation.target, Pasted):
@@ -332,5 +254,5 @@ def _imports(lines: Sequence[str]) -> list[str]:
     """What the lines use, in the order in which import lines are sorted."""
     text = "\n".join(lines)
     spelled = {"np": "numpy as np", "jnp": "jax.numpy as jnp"}
-    names = ("base64", "runpy", "zlib", "jax", "jnp", "ml_dtypes", "np", "torch")
+    names = ("base64", "runpy", "zlib", "jax", "jnp", "keras", "ml_dtypes", "np", "torch")
     return [f"import {spelled.get(name, name)}" for name in names if re.search(rf"\b{name}\.", text)]
