@@ -205,7 +205,9 @@ def _summed(context: Context, shape: tuple[int, ...]) -> Result:
         others = (rounding for rounding in roundings if rounding != (claimed or "storage"))
         other = next((r for r in others if _sum_case(context, shape, r)[0].judge(rows, name).worst_ratio <= 1), None)
         if other is None:
-            return held(context, "residual-sum", case, rows, ", residual", regime="standard", witness=_shown(context, case))
+            short: dict[str, Any] = {} if case.rows.size <= _WRITABLE else {"way": None}
+            called = (context.implementation, case)
+            return held(context, "residual-sum", case, rows, ", residual", called=called, regime="standard", **short)
         if claimed:
             text = f"residual_rounding={other!r}, but should be {claimed!r} [{describe(case)}, residual]"
             return context.result("residual-sum", Outcome.FAILED, text, witness=_shown(context, case), **where)
