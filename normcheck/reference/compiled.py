@@ -1,6 +1,8 @@
 """The heavy loops of the float64 level compiled by numba (extra ``fast``): the same operations in the same order.
 
 Without fast-math nothing is reordered and no multiply-add is fused, so that every bit agrees with `normcheck.reference.loops`.
+Rows come as float64 or float32 and no loop leaves a float64 copy of them behind: what they are less their mean is formed anew
+in each loop, from the row and two numbers. No loop over a row has a branch in it, so that all of them become vector code.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -8,15 +10,34 @@ Without fast-math nothing is reordered and no multiply-add is fused, so that eve
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from normcheck.formats import Array, Format, Mask
 from normcheck.reference.loops import FAR, TINY, Centred, Pull, Slope
 
-NONE = np.empty((0, 0))
 _U = 2.0**-53
+_ONE = np.ones((1, 1))
+_NOTHING = np.full((1, 1), -0.0)  # y + -0.0 is y, the sign of a zero included
+_SIGN = np.int64(-1) << 63
+
+
+class Less(NamedTuple):
+    """Rows less their mean: c = (x - first) - shift."""
+
+    x: Array
+    first: Array
+    shift: Array
+
+
+class Slanted(NamedTuple):
+    """g = weight * dy - mean."""
+
+    dy: Array
+    weight: Array
+    mean: Array
 
 
 def kernel(function: Any) -> Any:
@@ -26,25 +47,21 @@ def kernel(function: Any) -> Any:
     return njit(nogil=True, cache=True, error_model="numpy")(function)
 
 
-def inlined(function: Any) -> Any:
-    """A part of kernels."""
+def part(function: Any) -> Any:
+    """A part of kernels with loops of its own."""
     from numba import njit
 
     return njit(nogil=True, cache=True, error_model="numpy", inline="always")(function)
 
 
-@inlined
-def _halve(s, keep):
-    """Sum of the first ``keep`` elements, a power of two, halves added to halves."""
-    while keep > 1:
-        keep //= 2
-        low, high = s[:keep], s[keep : 2 * keep]
-        for j in range(keep):
-            low[j] += high[j]
-    return s[0]
+def formula(function: Any) -> Any:
+    """A formula on numbers: it becomes part of the loop that it is used in before that is made vector code."""
+    from numba import njit
+
+    return njit(nogil=True, cache=True, error_model="numpy", forceinline=True)(function)
 
 
-@inlined
+@part
 def power_below(width):
     """The largest power of two below a width, or 1."""
     keep = 1
@@ -53,59 +70,72 @@ def power_below(width):
     return keep
 
 
-@inlined
-def _sum(x, s, keep):
+@part
+def _halve(s, keep):
+    """Sum of the first ``keep`` elements, a power of two, halves added to halves."""
+    while keep > 8:
+        keep //= 2
+        low, high = s[:keep], s[keep : 2 * keep]
+        for j in range(keep):
+            low[j] += high[j]
+    while keep > 1:
+        keep //= 2
+        for j in range(keep):
+            s[j] += s[keep + j]
+    return s[0]
+
+
+@part
+def _sum(x, first, s, keep):
+    """Sum of x - first."""
     rest = len(x) - keep
-    head, tail = x[:keep], x[keep:]
     for j in range(rest):
-        s[j] = head[j] + tail[j]
+        s[j] = (x[j] - first) + (x[keep + j] - first)
     for j in range(rest, keep):
-        s[j] = head[j]
+        s[j] = x[j] - first
     return _halve(s, keep)
 
 
-@inlined
-def _dot(x, y, s, keep):
+@part
+def _squared(x, first, shift, s, keep):
+    """Sum of squares of (x - first) - shift."""
     rest = len(x) - keep
     for j in range(rest):
-        s[j] = x[j] * y[j] + x[keep + j] * y[keep + j]
+        a, b = (x[j] - first) - shift, (x[keep + j] - first) - shift
+        s[j] = a * a + b * b
     for j in range(rest, keep):
-        s[j] = x[j] * y[j]
+        a = (x[j] - first) - shift
+        s[j] = a * a
     return _halve(s, keep)
 
 
 @kernel
-def _centred(x, far, mean, c, squares, reference, shift):
+def _centred(x, far, mean, first, squares, reference, shift):
     rows, width = x.shape
     keep = power_below(width)
     s = np.empty(keep)
     for r in range(rows):
-        row, centred = x[r], c[r]
-        m = _sum(row, s, keep) / width
-        for j in range(width):
-            centred[j] = row[j] - m
-        q, d = _dot(centred, centred, s, keep), 0.0
+        row = x[r]
+        m = _sum(row, 0.0, s, keep) / width
+        f, d = m, 0.0
+        q = _squared(row, f, d, s, keep)
         ref = m * m + q / width
         if m * m > far * q / width:
-            flat = True
+            moved = 0
             for j in range(width):
-                flat &= row[j] == row[0]
-            first = row[0] if flat else m
-            for j in range(width):
-                centred[j] = row[j] - first
-            d = _sum(centred, s, keep) / width
-            for j in range(width):
-                centred[j] = centred[j] - d
-            q = _dot(centred, centred, s, keep)
-            ref, m = q / width + d * d, first + d
-        mean[r], squares[r], reference[r], shift[r] = m, q, ref, d
+                moved += row[j] != row[0]
+            f = m if moved else np.float64(row[0])
+            d = _sum(row, f, s, keep) / width
+            q = _squared(row, f, d, s, keep)
+            ref, m = q / width + d * d, f + d
+        mean[r], first[r], squares[r], reference[r], shift[r] = m, f, q, ref, d
 
 
 def centred(x: Array) -> Centred:
     """As `normcheck.reference.loops.centred`."""
-    c, rows = np.empty(x.shape), [np.empty(len(x)) for _ in range(4)]
-    _centred(x, FAR, rows[0], c, rows[1], rows[2], rows[3])
-    return Centred(rows[0], c, rows[1], rows[2], rows[3])
+    mean, first, total, reference, shift = np.empty((5, len(x)))
+    _centred(x, FAR, mean, first, total, reference, shift)
+    return Centred(mean, Less(x, first, shift), total, reference, shift)
 
 
 @kernel
@@ -113,7 +143,7 @@ def _squares(x, out):
     keep = power_below(x.shape[1])
     s = np.empty(keep)
     for r in range(x.shape[0]):
-        out[r] = _dot(x[r], x[r], s, keep)
+        out[r] = _squared(x[r], 0.0, 0.0, s, keep)
 
 
 def squares(x: Array) -> Array:
@@ -123,7 +153,17 @@ def squares(x: Array) -> Array:
     return out
 
 
-@inlined
+def less(x: Array, mean: Array) -> Less:
+    """As `normcheck.reference.loops.less`."""
+    return Less(x, mean, np.zeros(len(x)))
+
+
+def as_less(c: Any) -> Less:
+    """c as the loops take it: rows that nothing was subtracted from come as they are."""
+    return c if isinstance(c, Less) else less(c, np.zeros(len(c)))
+
+
+@formula
 def _nearest(y, drop, min_normal, anchor, largest):
     """y rounded to a narrow format, inf beyond its largest value."""
     a = abs(y)
@@ -132,80 +172,71 @@ def _nearest(y, drop, min_normal, anchor, largest):
     bits = ((bits + (np.int64(1) << (drop - 1)) - 1 + ((bits >> drop) & 1)) >> drop) << drop
     v = small if a < min_normal else np.int64(bits).view(np.float64)
     v = np.inf if v > largest else v
-    return np.copysign(v, y)
+    sign = np.float64(y).view(np.int64) & _SIGN
+    return np.int64(np.float64(v).view(np.int64) | sign).view(np.float64)
 
 
-@inlined
-def _test32(y, err, out, settled):
-    for j in range(len(y)):
-        wide = err[j] + 1.01 * _U * abs(y[j])
-        out[j] = np.float32(y[j])
-        settled[j] = np.float32(y[j] - wide) == np.float32(y[j] + wide)
+@formula
+def _test32(y, wide, out, settled, j):
+    out[j] = np.float32(y)
+    settled[j] = np.float32(y - wide) == np.float32(y + wide)
 
 
-@inlined
-def _test(y, err, out, settled, drop, min_normal, anchor, largest):
-    for j in range(len(y)):
-        wide = err[j] + 1.01 * _U * abs(y[j])
-        out[j] = _nearest(y[j], drop, min_normal, anchor, largest)
-        lower = _nearest(y[j] - wide, drop, min_normal, anchor, largest)
-        upper = _nearest(y[j] + wide, drop, min_normal, anchor, largest)
-        settled[j] = (lower == upper) & (wide < np.inf)
+@formula
+def _test(y, wide, drop, min_normal, anchor, largest, out, settled, j):
+    out[j] = np.float32(_nearest(y, drop, min_normal, anchor, largest))
+    lower = _nearest(y - wide, drop, min_normal, anchor, largest)
+    upper = _nearest(y + wide, drop, min_normal, anchor, largest)
+    settled[j] = (lower == upper) & (wide < np.inf)
 
 
-@inlined
-def _meet(y, err, weight, bias, r):
-    """Weight and bias in place."""
-    if weight.size:
-        w = weight[r if weight.shape[0] > 1 else 0]
-        if len(w) > 1:
-            for j in range(len(y)):
-                y[j] = y[j] * w[j]
-                err[j] = err[j] * abs(w[j]) + TINY
-        else:
-            for j in range(len(y)):
-                y[j] = y[j] * w[0]
-                err[j] = err[j] * abs(w[0]) + TINY
-    if bias.size:
-        b = bias[r if bias.shape[0] > 1 else 0]
-        if len(b) > 1:
-            for j in range(len(y)):
-                y[j] = y[j] + b[j]
-                err[j] = err[j] + 1.01 * _U * abs(y[j])
-        else:
-            for j in range(len(y)):
-                y[j] = y[j] + b[0]
-                err[j] = err[j] + 1.01 * _U * abs(y[j])
+@part
+def row_of(parameter, r, buffer):
+    """What row r meets of a parameter of any shape."""
+    row = parameter[r if parameter.shape[0] > 1 else 0]
+    if len(row) < len(buffer):
+        buffer[:] = row[0]
+        row = buffer
+    return row
+
+
+@formula
+def _value(x, first, shift, reciprocal, gain, spare, w, tiny, b, unit):
+    """An element of y and how wide the interval is that it may lie in."""
+    n = ((x - first) - shift) * reciprocal
+    y = n * w + b
+    err = (abs(n) * gain + spare) * abs(w) + tiny
+    return y, (err + unit * abs(y)) + 1.01 * _U * abs(y)
 
 
 @kernel
-def _rounded(c, reciprocal, gain, shift, weight, bias, p, drop, min_normal, anchor, largest, out, settled):
-    rows, width = c.shape
-    y, err = np.empty(width), np.empty(width)
+def _rounded(x, first, shift, reciprocal, gain, spare, weight, tiny, bias, unit, p, drop, normal, anchor, largest, out, settled):
+    rows, width = x.shape
+    weights, biases = np.empty(width), np.empty(width)
     for r in range(rows):
-        for j in range(width):
-            y[j] = c[r, j] * reciprocal[r]
-            err[j] = abs(y[j]) * gain[r] + shift[r]
-        _meet(y, err, weight, bias, r)
+        row, values, known = x[r], out[r], settled[r]
+        w, b = row_of(weight, r, weights), row_of(bias, r, biases)
+        f, d, i, g, e = first[r], shift[r], reciprocal[r], gain[r], spare[r]
         if p == 24:
-            _test32(y, err, out[r], settled[r])
+            for j in range(width):
+                y, wide = _value(row[j], f, d, i, g, e, w[j], tiny, b[j], unit)
+                _test32(y, wide, values, known, j)
         else:
-            _test(y, err, out[r], settled[r], drop, min_normal, anchor, largest)
+            for j in range(width):
+                y, wide = _value(row[j], f, d, i, g, e, w[j], tiny, b[j], unit)
+                _test(y, wide, drop, normal, anchor, largest, values, known, j)
 
 
 def rounded(
-    c: Array, reciprocal: Array, gain: Array, shift: Array, weight: Array | None, bias: Array | None, fmt: Format
-) -> tuple[Array, Mask]:
-    """As `normcheck.reference.loops.rounded`."""
-    out, settled = np.empty(c.shape), np.empty(c.shape, bool)
-    affine = (NONE if part is None else np.ascontiguousarray(part) for part in (weight, bias))
-    _rounded(c, reciprocal, gain, shift, *affine, fmt.p, *_constants(fmt), out, settled)
+    c: Any, reciprocal: Array, gain: Array, shift: Array, weight: Array | None, bias: Array | None, fmt: Format
+) -> tuple[npt.NDArray[np.float32], Mask]:
+    """As `normcheck.reference.loops.rounded`; float32 holds what narrower formats hold."""
+    c = as_less(c)
+    out, settled = np.empty(c.x.shape, np.float32), np.empty(c.x.shape, bool)
+    w = (_ONE, 0.0) if weight is None else (np.ascontiguousarray(weight), TINY)
+    b = (_NOTHING, 0.0) if bias is None else (np.ascontiguousarray(bias), 1.01 * _U)
+    _rounded(*c, reciprocal, gain, shift, *w, *b, fmt.p, *_constants(fmt), out, settled)
     return _without_inf(out, fmt), settled
-
-
-def less(x: Array, mean: Array) -> Array:
-    """As `normcheck.reference.loops.less`."""
-    return x - mean[:, None]
 
 
 @kernel
@@ -226,61 +257,80 @@ def within(x: Array, limit: float) -> Mask:
 
 
 @kernel
-def _pull(dy, weight, c, center, g, squares, q):
+def _pull(dy, weight, center, x, first, shift, mean, squares, q):
     rows, width = dy.shape
     keep = power_below(width)
-    s = np.empty(keep)
+    rest = width - keep
+    s, weights = np.empty(keep), np.empty(width)
     for r in range(rows):
-        row = g[r]
-        for j in range(width):
-            row[j] = dy[r, j]
-        if weight.size:
-            w = weight[r if weight.shape[0] > 1 else 0]
-            wide = len(w) > 1
-            for j in range(width):
-                row[j] = row[j] * w[j if wide else 0]
-        squares[r] = _dot(row, row, s, keep)
+        g, w, c, f, d, m = dy[r], row_of(weight, r, weights), x[r], first[r], shift[r], 0.0
+        for j in range(rest):
+            a, b = g[j] * w[j], g[keep + j] * w[keep + j]
+            s[j] = a * a + b * b
+        for j in range(rest, keep):
+            a = g[j] * w[j]
+            s[j] = a * a
+        squares[r] = _halve(s, keep)
         if center:
-            mean = _sum(row, s, keep) / width
-            for j in range(width):
-                row[j] = row[j] - mean
-        q[r] = _dot(row, c[r], s, keep)
+            for j in range(rest):
+                s[j] = g[j] * w[j] + g[keep + j] * w[keep + j]
+            for j in range(rest, keep):
+                s[j] = g[j] * w[j]
+            m = _halve(s, keep) / width
+        for j in range(rest):
+            a, b = (c[j] - f) - d, (c[keep + j] - f) - d
+            s[j] = (g[j] * w[j] - m) * a + (g[keep + j] * w[keep + j] - m) * b
+        for j in range(rest, keep):
+            s[j] = (g[j] * w[j] - m) * ((c[j] - f) - d)
+        mean[r], q[r] = m, _halve(s, keep)
 
 
-def pull(dy: Array, weight: Array | None, c: Array, center: bool) -> Pull:
+def pull(dy: Array, weight: Array | None, c: Any, center: bool) -> Pull:
     """As `normcheck.reference.loops.pull`."""
-    g, total, q = np.empty(dy.shape), np.empty(len(dy)), np.empty(len(dy))
-    _pull(dy, NONE if weight is None else np.ascontiguousarray(weight), c, center, g, total, q)
-    return Pull(g, total, q)
+    w = _ONE if weight is None else np.ascontiguousarray(weight)
+    mean, total, q = np.empty((3, len(dy)))
+    _pull(dy, w, center, *as_less(c), mean, total, q)
+    return Pull(Slanted(dy, w, mean), total, q)
+
+
+@formula
+def _slope(dy, w, mean, n, r, k, first, second, k_error, shift, besides, unit):
+    """An element of dx and how wide the interval is that it may lie in."""
+    ahead, back = (dy * w - mean) * r, n * k
+    y = ahead - back
+    err = abs(ahead) * first + abs(back) * second + abs(n) * k_error + shift + 1.01 * _U * abs(y)
+    y = y + besides
+    return y, (err + unit * abs(y)) + 1.01 * _U * abs(y)
 
 
 @kernel
-def _slopes(g, c, slope, count, besides, p, drop, min_normal, anchor, largest, out, settled):
-    rows, width = g.shape
-    y, err = np.empty(width), np.empty(width)
+def _slopes(dy, weight, mean, x, less, again, slope, count, besides, unit, p, drop, normal, anchor, largest, out, settled):
+    rows, width = dy.shape
+    weights, more = np.empty(width), np.empty(width)
     for i in range(rows):
+        g, c, values, known = dy[i], x[i], out[i], settled[i]
+        w, b, m, f, d = row_of(weight, i, weights), row_of(besides, i, more), mean[i], less[i], again[i]
         r, k, first = slope[0, i], slope[1, i], slope[2, i]
         second, k_error, shift = slope[3, i], slope[4, i], slope[5, i]
-        for j in range(width):
-            n = c[i, j] * r if j < count else 0.0
-            ahead, back = g[i, j] * r, n * k
-            y[j] = ahead - back
-            err[j] = abs(ahead) * first + abs(back) * second + abs(n) * k_error + shift + 1.01 * _U * abs(y[j])
-        if besides.size:
-            for j in range(width):
-                y[j] = y[j] + besides[i, j]
-                err[j] = err[j] + 1.01 * _U * abs(y[j])
         if p == 24:
-            _test32(y, err, out[i], settled[i])
+            for j in range(width):
+                n = ((c[j] - f) - d) * r if j < count else 0.0
+                y, wide = _slope(g[j], w[j], m, n, r, k, first, second, k_error, shift, b[j], unit)
+                _test32(y, wide, values, known, j)
         else:
-            _test(y, err, out[i], settled[i], drop, min_normal, anchor, largest)
+            for j in range(width):
+                n = ((c[j] - f) - d) * r if j < count else 0.0
+                y, wide = _slope(g[j], w[j], m, n, r, k, first, second, k_error, shift, b[j], unit)
+                _test(y, wide, drop, normal, anchor, largest, values, known, j)
 
 
-def slopes(g: Array, c: Array, slope: Slope, count: int, besides: Array | None, fmt: Format) -> tuple[Array, Mask]:
-    """As `normcheck.reference.loops.slopes`."""
-    out, settled = np.empty(g.shape), np.empty(g.shape, bool)
-    more = NONE if besides is None else besides
-    _slopes(g, c, np.stack(slope), count, more, fmt.p, *_constants(fmt), out, settled)
+def slopes(
+    g: Slanted, c: Any, slope: Slope, count: int, besides: Array | None, fmt: Format
+) -> tuple[npt.NDArray[np.float32], Mask]:
+    """As `normcheck.reference.loops.slopes`; float32 holds what narrower formats hold."""
+    out, settled = np.empty(g.dy.shape, np.float32), np.empty(g.dy.shape, bool)
+    more = (_NOTHING, 0.0) if besides is None else (np.ascontiguousarray(besides, np.float64), 1.01 * _U)
+    _slopes(*g, *as_less(c), np.stack(slope), count, *more, fmt.p, *_constants(fmt), out, settled)
     return _without_inf(out, fmt), settled
 
 
@@ -288,5 +338,5 @@ def _constants(fmt: Format) -> tuple[int, float, float, float]:
     return 53 - fmt.p, fmt.min_normal, 1.5 * 2.0**52 * fmt.min_subnormal, fmt.max
 
 
-def _without_inf(out: Array, fmt: Format) -> Array:
-    return out if fmt.has_inf else np.where(np.isinf(out), np.nan, out)
+def _without_inf(out: npt.NDArray[np.float32], fmt: Format) -> npt.NDArray[np.float32]:
+    return out if fmt.has_inf else np.where(np.isinf(out), np.float32(np.nan), out)

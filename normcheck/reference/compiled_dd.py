@@ -9,27 +9,28 @@ import numpy as np
 
 from normcheck.formats import Array, Format, Mask
 from normcheck.reference.arithmetic import DD, U2
-from normcheck.reference.compiled import NONE, inlined, kernel, power_below
+from normcheck.reference.compiled import formula, kernel, part, power_below, row_of
 from normcheck.reference.loops_dd import LOST, SMALL, CentredDD, Weight, exponent_of, powers
 from normcheck.reference.settling import Triple, settle
 
 _SPLITTER = 2.0**27 + 1.0
+_NONE = np.empty((0, 0))
 
 
-@inlined
+@formula
 def _two_sum(a, b):
     s = a + b
     z = s - a
     return s, (a - (s - z)) + (b - z)
 
 
-@inlined
+@formula
 def _fast_two_sum(a, b):
     s = a + b
     return s, b - (s - a)
 
 
-@inlined
+@formula
 def _two_product(a, b):
     p = a * b
     t = _SPLITTER * a
@@ -41,7 +42,7 @@ def _two_product(a, b):
     return p, ((a_hi * b_hi - p) + a_hi * b_lo + a_lo * b_hi) + a_lo * b_lo
 
 
-@inlined
+@formula
 def _add(a_hi, a_lo, b_hi, b_lo):
     s, s_lo = _two_sum(a_hi, b_hi)
     t, t_lo = _two_sum(a_lo, b_lo)
@@ -49,25 +50,26 @@ def _add(a_hi, a_lo, b_hi, b_lo):
     return _fast_two_sum(v, t_lo + v_lo)
 
 
-@inlined
+@formula
 def _multiply(a_hi, a_lo, b_hi, b_lo):
     p, p_lo = _two_product(a_hi, b_hi)
     return _fast_two_sum(p, p_lo + (a_hi * b_lo + a_lo * b_hi))
 
 
-@inlined
+@part
 def _tree(hi, lo, width):
     """Sum of the first ``width`` double-doubles, in place."""
     keep = power_below(width)
     while width > 1:
+        high, low, more_high, more_low = hi[:keep], lo[:keep], hi[keep:width], lo[keep:width]
         for j in range(width - keep):
-            hi[j], lo[j] = _add(hi[j], lo[j], hi[keep + j], lo[keep + j])
+            high[j], low[j] = _add(high[j], low[j], more_high[j], more_low[j])
         width = keep
         keep = keep // 2 if keep > 1 else 1
     return hi[0], lo[0]
 
 
-@inlined
+@formula
 def _divide_double(a_hi, a_lo, b):
     q = a_hi / b
     p, p_lo = _two_product(q, b)
@@ -128,44 +130,61 @@ def centred_dd(x: Array, first: Array) -> CentredDD:
     return CentredDD(c, (rows[0], rows[1]), (rows[2], rows[3]))
 
 
-@inlined
+@formula
 def _underflow(product, nonzero):
-    return LOST if nonzero and abs(product) < SMALL else 0.0
+    return LOST if nonzero & (abs(product) < SMALL) else 0.0
+
+
+@formula
+def _weighted(hi, lo, err, w, w_lo, w_lost):
+    p, p_lo = _multiply(hi, lo, w, w_lo)
+    less = err * abs(w)
+    less = less + _underflow(less, (err != 0) & (w != 0))
+    return p, p_lo, (less + _underflow(p, (w != 0) & (hi != 0))) + w_lost
+
+
+@formula
+def _unscaled(hi, lo, err, up, again, down, back):
+    h, low = hi * up * again, lo * up * again
+    exact = (h * down * back == hi) & (low * down * back == lo)
+    return h, low, err * up * again + (0.0 if exact else 2 * LOST)
+
+
+@formula
+def _plus(hi, lo, err, b):
+    s, rest = _two_sum(hi, b)
+    s, rest = _fast_two_sum(s, lo + rest)
+    return s, rest, err + 2.1 * U2 * abs(s)
+
+
+@formula
+def _proved(hi, lo, err):
+    return 1.01 * err if (abs(hi) < np.inf) & (abs(lo) < np.inf) else np.inf
 
 
 @kernel
 def _elements(c_hi, c_lo, i_hi, i_lo, gain, shift, w_hi, w_lo, w_lost, up, down, bias, out_hi, out_lo, out_err):
     rows, width = c_hi.shape
+    buffers = np.empty((4, width))
     for r in range(rows):
-        hi, lo, err = out_hi[r], out_lo[r], out_err[r]
+        c, rest, hi, lo, err = c_hi[r], c_lo[r], out_hi[r], out_lo[r], out_err[r]
+        i, i_rest, g, e = i_hi[r], i_lo[r], gain[r], shift[r]
         for j in range(width):
-            hi[j], lo[j] = _multiply(c_hi[r, j], c_lo[r, j], i_hi[r], i_lo[r])
-            err[j] = (abs(hi[j]) * gain[r] + shift[r]) + _underflow(hi[j], c_hi[r, j] != 0)
+            hi[j], lo[j] = _multiply(c[j], rest[j], i, i_rest)
+            err[j] = (abs(hi[j]) * g + e) + _underflow(hi[j], c[j] != 0)
         if w_hi.size:
-            k = r if w_hi.shape[0] > 1 else 0
-            wide = w_hi.shape[1] > 1
+            w, low, lost = row_of(w_hi, r, buffers[0]), row_of(w_lo, r, buffers[1]), row_of(w_lost, r, buffers[2])
             for j in range(width):
-                i = j if wide else 0
-                w = w_hi[k, i]
-                p, p_lo = _multiply(hi[j], lo[j], w, w_lo[k, i])
-                less = err[j] * abs(w)
-                less = less + _underflow(less, (err[j] != 0) & (w != 0))
-                err[j] = (less + _underflow(p, (w != 0) & (hi[j] != 0))) + w_lost[k, i]
-                hi[j], lo[j] = p, p_lo
+                hi[j], lo[j], err[j] = _weighted(hi[j], lo[j], err[j], w[j], low[j], lost[j])
+        a, b, a_back, b_back = up[0, r], up[1, r], down[0, r], down[1, r]
         for j in range(width):
-            h, low = hi[j] * up[0, r] * up[1, r], lo[j] * up[0, r] * up[1, r]
-            exact = (h * down[0, r] * down[1, r] == hi[j]) & (low * down[0, r] * down[1, r] == lo[j])
-            err[j] = err[j] * up[0, r] * up[1, r] + (0.0 if exact else 2 * LOST)
-            hi[j], lo[j] = h, low
+            hi[j], lo[j], err[j] = _unscaled(hi[j], lo[j], err[j], a, b, a_back, b_back)
         if bias.size:
-            k = r if bias.shape[0] > 1 else 0
-            wide = bias.shape[1] > 1
+            more = row_of(bias, r, buffers[3])
             for j in range(width):
-                s, s_lo = _two_sum(hi[j], bias[k, j if wide else 0])
-                hi[j], lo[j] = _fast_two_sum(s, lo[j] + s_lo)
-                err[j] = err[j] + 2.1 * U2 * abs(hi[j])
+                hi[j], lo[j], err[j] = _plus(hi[j], lo[j], err[j], more[j])
         for j in range(width):
-            err[j] = 1.01 * err[j] if np.isfinite(hi[j]) & np.isfinite(lo[j]) else np.inf
+            err[j] = _proved(hi[j], lo[j], err[j])
 
 
 def elements_dd(
@@ -173,13 +192,13 @@ def elements_dd(
 ) -> tuple[Array, Array, Array]:
     """As `normcheck.reference.loops_dd.elements_dd`."""
     out = np.empty(c[0].shape), np.empty(c[0].shape), np.empty(c[0].shape)
-    parts = (NONE, NONE, NONE) if weight is None else tuple(np.ascontiguousarray(part) for part in weight)
-    added = NONE if bias is None else np.ascontiguousarray(bias)
+    parts = (_NONE, _NONE, _NONE) if weight is None else tuple(np.ascontiguousarray(part) for part in weight)
+    added = _NONE if bias is None else np.ascontiguousarray(bias)
     _elements(*c, *inverse, gain, shift, *parts, powers(exponent), powers(-exponent), added, *out)
     return out
 
 
-@inlined
+@formula
 def _sum64(hi, lo):
     s, rest = _two_sum(hi, lo)
     return s + rest if np.isfinite(s) & np.isfinite(rest) else s
@@ -188,7 +207,7 @@ def _sum64(hi, lo):
 @kernel
 def _settle64(hi, lo, err, value, settled):
     for j in range(len(hi)):
-        wide = err[j] + 1.01 * U2 * abs(hi[j])
+        wide = err[j] + 1.01 * U2 * abs(hi[j]) if err[j] != 0.0 else 0.0
         value[j] = hi[j] + lo[j] if np.isfinite(hi[j]) & np.isfinite(lo[j]) else hi[j]
         settled[j] = (_sum64(hi[j], lo[j] - wide) == _sum64(hi[j], lo[j] + wide)) & np.isfinite(wide)
 

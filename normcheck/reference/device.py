@@ -81,10 +81,7 @@ def _round(rows: torch.Tensor, call: forward.Call, chosen: slice, fmt: Format) -
         if len(open_rows):
             index = open_rows.cpu().numpy()
             hard = call.problem.at(x[open_rows].cpu().numpy(), np.arange(chosen.start, chosen.stop)[index])
-            better = value[open_rows].cpu().numpy()
-            done = settled[open_rows].cpu().numpy()
-            climb(hard, FORWARD, fastest(hard.x.size), done, better, np.arange(len(index)), fmt, new_counts())
-            value[open_rows] = x.new_tensor(better)
+            value[open_rows] = x.new_tensor(climb(hard, FORWARD, fastest(hard.x.size), fmt, new_counts()))
     return value
 
 

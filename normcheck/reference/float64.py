@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from normcheck.reference.loops import TINY, Loops
 from normcheck.reference.problem import Problem
 
 RANGE = 2.0**300
-_Parts = tuple[Array, Array, Array, Array, Array | None, Array | None]
+_Parts = tuple[Any, Array, Array, Array, Array | None, Array | None]
 
 
 class Values(NamedTuple):
@@ -71,6 +71,12 @@ def rounded0(p: Problem, where: Loops, fmt: Format) -> tuple[Array, Mask]:
     value, settled = where.rounded(*parts, fmt)
     inside = in_range(p, where)
     return value, settled if inside.all() else settled & inside[:, None]
+
+
+def standardized(p: Problem, where: Loops) -> tuple[Any, Array, Array, Array]:
+    """c, and per row 1/S and the gain and shift of the error of c/S: what makes n, see `loops.values`."""
+    c, reciprocal, gain, shift, _, _ = _parts(p.bare(), where)[2]
+    return c, reciprocal, gain, shift
 
 
 def _parts(p: Problem, where: Loops) -> tuple[Moments, Array, _Parts]:

@@ -36,7 +36,7 @@ from normcheck.reference.exceptional import ordinary
 from normcheck.reference.float64 import RANGE, Moments, denominators, in_range, moments
 from normcheck.reference.loops import TINY, Loops, Pull, Slope
 from normcheck.reference.loops_dd import LOST, exponent_of, power_product, unscale
-from normcheck.reference.problem import Problem, finite_or_zero, row_blocks
+from normcheck.reference.problem import Problem, finite_or_zero, row_blocks, taken
 from normcheck.reference.rows import Index
 from normcheck.reference.rungs import Rungs
 from normcheck.reference.settling import Triple
@@ -63,16 +63,16 @@ class Backward:
         """(R, D)."""
         return self.problem.shape
 
-    def rows(self, chosen: Index | slice) -> Backward:
-        """The same for some of the rows."""
-        besides = None if self.besides is None else np.asarray(self.besides[chosen], np.float64)
-        dy = np.asarray(self.dy[chosen], np.float64)
-        return Backward(self.problem.rows(chosen), dy, besides, self.moderate or self.dy.dtype.itemsize < 8)
+    def rows(self, chosen: Index | slice, narrow: bool = False) -> Backward:
+        """The same for some of the rows, see `Problem.rows`."""
+        besides = None if self.besides is None else taken(self.besides, chosen, False)
+        moderate = self.moderate or self.dy.dtype.itemsize < 8
+        return Backward(self.problem.rows(chosen, narrow), taken(self.dy, chosen, narrow), besides, moderate)
 
-    def blocks(self, elements: int) -> Iterator[tuple[slice, Backward]]:
+    def blocks(self, elements: int, narrow: bool = False) -> Iterator[tuple[slice, Backward]]:
         """The same in blocks of rows that hold about so many elements."""
         for chosen in row_blocks(*self.shape, elements):
-            yield chosen, self.rows(chosen)
+            yield chosen, self.rows(chosen, narrow)
 
     def finite(self) -> Backward:
         """The same with 0 for whatever is not finite."""

@@ -5,7 +5,7 @@ A level of the ladder is a few such loops over elements, and between them formul
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -24,20 +24,20 @@ class Centred(NamedTuple):
     ----------
     mean, squares, reference, shift : (R,): the mean; the sum of c**2; the mean square that bounds the error of the mean; and
         the mean that was subtracted in a second pass, or 0
-    c : (R, D)
+    c : (R, D), in whatever form the place's other loops take it
     """
 
     mean: Array
-    c: Array
+    c: Any
     squares: Array
     reference: Array
     shift: Array
 
 
 class Pull(NamedTuple):
-    """g = weight * dy less its mean, (R, D), and per row the sum of squares of weight * dy and the sum of g * c."""
+    """g = weight * dy less its mean, (R, D) in the place's own form, and per row the sums of (weight * dy)**2 and of g * c."""
 
-    g: Array
+    g: Any
     squares: Array
     q: Array
 

@@ -4,19 +4,33 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Callable
 from functools import cache
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
+from normcheck.formats import Array
 from normcheck.reference import loops, loops_dd
 from normcheck.reference.double_double import LoopsDD
 from normcheck.reference.loops import Loops
 
 
 class Place(NamedTuple):
-    """The loops of both levels."""
+    """What runs in one place.
+
+    Attributes
+    ----------
+    float64, dd : the loops of both levels
+    narrow : whether those of the first take float32 rows as they are
+    columns : sums over rows, see `normcheck.reference.compiled_sums.columns`; None where products and trees have to do
+    """
 
     float64: Loops
     dd: LoopsDD
+    narrow: bool = False
+    columns: Columns | None = None
+
+
+Columns = Callable[[Array, tuple[Any, Array, Array, Array] | None], tuple[Array, Array, Array]]
 
 
 _WORTHWHILE = 1 << 20
@@ -32,6 +46,6 @@ def fastest(elements: int) -> Place:
 
 @cache
 def _compiled() -> Place:
-    from normcheck.reference import compiled, compiled_dd
+    from normcheck.reference import compiled, compiled_dd, compiled_sums
 
-    return Place(cast(Loops, compiled), cast(LoopsDD, compiled_dd))
+    return Place(cast(Loops, compiled), cast(LoopsDD, compiled_dd), True, compiled_sums.columns)

@@ -37,13 +37,13 @@ class Problem:
     variance: Array | None = None
     moderate: bool = False
 
-    def rows(self, chosen: Index | slice) -> Problem:
-        """The problem of some of the rows."""
-        return self.at(np.asarray(self.x[chosen], np.float64), chosen)
+    def rows(self, chosen: Index | slice, narrow: bool = False) -> Problem:
+        """The problem of some of the rows; where ``narrow`` allows it, float32 holds what formats narrower than float64 do."""
+        return self.at(taken(self.x, chosen, narrow), chosen)
 
     def at(self, x: Any, chosen: Index | slice) -> Problem:
         """The problem of some of the rows, which have been taken already: ``x`` holds their elements."""
-        index = np.arange(len(self.x))[chosen]
+        index = np.arange(*chosen.indices(len(self.x))) if isinstance(chosen, slice) else chosen
         return replace(
             self,
             x=x,
@@ -54,10 +54,10 @@ class Problem:
             variance=None if self.variance is None else self.variance[index],
         )
 
-    def blocks(self, elements: int) -> Iterator[tuple[slice, Problem]]:
+    def blocks(self, elements: int, narrow: bool = False) -> Iterator[tuple[slice, Problem]]:
         """The problem in blocks of rows that hold about so many elements."""
         for chosen in row_blocks(*self.shape, elements):
-            yield chosen, self.rows(chosen)
+            yield chosen, self.rows(chosen, narrow)
 
     def bare(self) -> Problem:
         """The same without weight and bias."""
@@ -130,6 +130,12 @@ def row_blocks(rows: int, width: int, elements: int) -> Iterator[slice]:
     step = max(1, elements // max(width, 1))
     for start in range(0, rows, step):
         yield slice(start, min(start + step, rows))
+
+
+def taken(rows: Any, chosen: Index | slice, narrow: bool) -> npt.NDArray[Any]:
+    """Some of the rows as float64, or as float32 where that is allowed and holds them."""
+    some: npt.NDArray[Any] = rows[chosen]
+    return np.asarray(some, np.float32 if narrow and some.dtype.itemsize < 8 else np.float64)
 
 
 def finite_or_zero(a: Array) -> Array:

@@ -12,6 +12,7 @@ from normcheck.formats import Array, Format, Mask
 from normcheck.reference.double_double import LoopsDD
 from normcheck.reference.loops import Loops
 from normcheck.reference.places import Place, fastest
+from normcheck.reference.problem import row_blocks
 from normcheck.reference.rows import Index
 from normcheck.reference.settling import Triple
 from normcheck.reference.threads import each
@@ -26,10 +27,10 @@ class Rows(Protocol):
     def shape(self) -> tuple[int, int]:
         """(R, D)."""
 
-    def rows(self, chosen: Index | slice) -> Self:
-        """The work on some of the rows."""
+    def rows(self, chosen: Index | slice, narrow: bool = False) -> Self:
+        """The work on some of the rows, in float32 where ``narrow`` allows it and that holds them."""
 
-    def blocks(self, elements: int) -> Iterator[tuple[slice, Self]]:
+    def blocks(self, elements: int, narrow: bool = False) -> Iterator[tuple[slice, Self]]:
         """The work in blocks of about so many elements."""
 
     def finite(self) -> Self:
@@ -65,60 +66,69 @@ def new_counts() -> dict[str, int]:
 def round_rows(work: Work, rungs: Rungs[Work], out: Any, fmt: Format, counts: dict[str, int]) -> None:
     """All elements of the rows, rounded, into ``out``; ``counts`` are raised.
 
-    Blocks of rows are shared among threads; nothing depends on how.
+    First float64 for all rows, then the ladder for those in which it left an element open. Blocks of rows are shared among
+    threads; nothing depends on how.
     """
+    counts["elements"] += out.size
     if out.size == 0:
         return
-
     where = fastest(out.size)
 
-    def do(block: tuple[slice, Work]) -> dict[str, int]:
-        chosen, part = block
+    def do(chosen: Index | slice) -> dict[str, int]:
         own = new_counts()
+        rows = climb(work.rows(chosen), rungs, where, fmt, own)
         with np.errstate(all="ignore"):
-            rows = round_block(part, rungs, where, fmt, own)
             out[chosen] = rows.astype(out.dtype, copy=False)
         return own
 
-    for own in each(do, work.blocks(BLOCK)):
+    for own in each(do, _open_rows(work, rungs, where, out, fmt)):
         for name, count in own.items():
             counts[name] += count
 
 
-def round_block(work: Work, rungs: Rungs[Work], where: Place, fmt: Format, counts: dict[str, int]) -> Array:
-    """All elements of a block, rounded; ``counts`` are raised."""
-    counts["elements"] += work.shape[0] * work.shape[1]
+def _open_rows(work: Work, rungs: Rungs[Work], where: Place, out: Any, fmt: Format) -> Iterator[Index | slice]:
+    """Blocks of the rows that float64 leaves open, and what it settles into ``out``."""
+    width = work.shape[1]
     if fmt.p == 53:
+        yield from row_blocks(*work.shape, BLOCK)
+        return
+
+    def do(block: tuple[slice, Work]) -> Index:
+        chosen, part = block
+        with np.errstate(all="ignore"):
+            values, settled = rungs.float64(part, where.float64, fmt)
+            out[chosen] = values.astype(out.dtype, copy=False)
+        rows: Index = chosen.start + np.flatnonzero(~settled.all(axis=1))
+        return rows
+
+    left = np.concatenate(list(each(do, work.blocks(4 * BLOCK if where.narrow else BLOCK, where.narrow))))
+    for some in row_blocks(len(left), width, BLOCK):
+        yield left[some]
+
+
+def climb(work: Work, rungs: Rungs[Work], where: Place, fmt: Format, counts: dict[str, int]) -> Array:
+    """All elements of a few rows, rounded: by float64, by IEEE rules, by double-double, by exact arithmetic."""
+    with np.errstate(all="ignore"):
         out, settled = np.empty(work.shape), np.zeros(work.shape, bool)
-    else:
-        out, settled = rungs.float64(work, where.float64, fmt)
-    rows = np.flatnonzero(~settled.all(axis=1))
-    if rows.size:
-        climb(work.rows(rows), rungs, where, settled[rows], out, rows, fmt, counts)
-    return out
-
-
-def climb(
-    work: Work, rungs: Rungs[Work], where: Place, settled: Mask, out: Array, rows: Index, fmt: Format, counts: dict[str, int]
-) -> None:
-    """Settle in ``out[rows]`` what float64 has left open: by IEEE rules, by double-double, by exact arithmetic."""
-    mask, ieee = rungs.exceptional(work)
-    left = ~(settled | mask)
-    counts["level1"] += int(left.sum())
-    values = rungs.double_double(work.finite(), where.dd)
-    if left.all():
-        better, proved = where.dd.settle_dd(values, fmt)
-        left = ~proved
-    else:
-        better = fmt.round(ieee)
-        better[left], proved = where.dd.settle_dd(_at(values, left), fmt)
-        left[left] = ~proved
-    if left.any():
-        index = np.nonzero(left)
-        better[index], ties = rungs.exact(work, (index[0], index[1]), fmt)
-        counts["level2"] += len(index[0])
-        counts["ties"] += ties
-    out[rows] = np.where(settled, out[rows], better) if settled.any() else better
+        if fmt.p < 53:
+            out, settled = rungs.float64(work, where.float64, fmt)
+        mask, ieee = rungs.exceptional(work)
+        left = ~(settled | mask)
+        counts["level1"] += int(left.sum())
+        values = rungs.double_double(work.finite(), where.dd)
+        if left.all():
+            better, proved = where.dd.settle_dd(values, fmt)
+            left = ~proved
+        else:
+            better = fmt.round(ieee)
+            better[left], proved = where.dd.settle_dd(_at(values, left), fmt)
+            left[left] = ~proved
+        if left.any():
+            index = np.nonzero(left)
+            better[index], ties = rungs.exact(work, (index[0], index[1]), fmt)
+            counts["level2"] += len(index[0])
+            counts["ties"] += ties
+        return np.where(settled, out, better) if settled.any() else better
 
 
 def _at(values: Triple, chosen: Mask) -> Triple:

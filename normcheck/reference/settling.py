@@ -27,7 +27,8 @@ def settle(values: Triple, fmt: Format) -> tuple[Array, Mask]:
             wide = err + 1.01 * U * np.abs(hi)
             lower, upper, value = fmt.round(hi - wide), fmt.round(hi + wide), fmt.round(hi)
         else:
-            wide = err + 1.01 * U2 * np.abs(hi)
+            # an exact sum needs no allowance for lo -+ wide
+            wide = np.where(err == 0.0, 0.0, err + 1.01 * U2 * np.abs(hi))
             lower, upper = (fmt.round_sum(*two_sum(hi, lo + sign * wide)) for sign in (-1.0, 1.0))
             value = fmt.round_sum(hi, lo)
         same = lower == upper

@@ -22,10 +22,11 @@ from normcheck.norms import Fold
 from normcheck.reference import arithmetic as dd
 from normcheck.reference.arithmetic import DD, U2, U, height, tree_sum, tree_sum_dd
 from normcheck.reference.exact import ExactRow, exact_row, integers, is_tie, root_enclosure, round_fraction
-from normcheck.reference.float64 import in_range, level0
+from normcheck.reference.float64 import in_range, level0, standardized
 from normcheck.reference.ladder import Certified, Level, certify_problem, round_problem
 from normcheck.reference.loops_dd import LOST, underflow
-from normcheck.reference.problem import Problem
+from normcheck.reference.places import Place, fastest
+from normcheck.reference.problem import Problem, taken
 from normcheck.reference.rows import Index
 from normcheck.reference.rungs import BLOCK, new_counts
 from normcheck.reference.settling import Triple, settle
@@ -48,6 +49,9 @@ class Factor(Protocol):
     def triple(self, p: Problem, level: Level) -> Triple:
         """Values and errors on a block of rows, the errors infinite where nothing is known."""
 
+    def columns(self, p: Problem, dy: Array, where: Place) -> tuple[Array, Array, Array] | None:
+        """Sums over a block of rows as hi, lo and err; None where the place offers no such loop, or not for this factor."""
+
     def exact(self, p: Problem, r: int) -> Callable[[int], Root]:
         """Element i of row r, exactly."""
 
@@ -66,6 +70,12 @@ class Normalized:
             better = certify_problem(p.rows(rows), level)
             hi[rows], lo[rows], err[rows] = _triple(better)
         return Triple(hi, lo, err)
+
+    def columns(self, p: Problem, dy: Array, where: Place) -> tuple[Array, Array, Array] | None:
+        """Sums of dy times n, where float64 serves all rows."""
+        if where.columns is None or not in_range(p, where.float64).all():
+            return None
+        return where.columns(dy, standardized(p, where.float64))
 
     def exact(self, p: Problem, r: int) -> Callable[[int], Root]:
         """c_i/S as a + b sqrt(t)."""
@@ -89,6 +99,9 @@ class Rounded:
         n = round_problem(p, self.fmt, new_counts())
         return Triple(n, np.zeros_like(n), np.zeros_like(n))
 
+    def columns(self, p: Problem, dy: Array, where: Place) -> None:
+        """None: a sum of rounded values."""
+
     def exact(self, p: Problem, r: int) -> Callable[[int], Root]:
         """The rounded n."""
         n = round_problem(p.rows(slice(r, r + 1)), self.fmt, new_counts())[0]
@@ -103,6 +116,10 @@ class One:
         one, zero = np.ones_like(p.x), np.zeros_like(p.x)
         return Triple(one, zero, zero)
 
+    def columns(self, p: Problem, dy: Array, where: Place) -> tuple[Array, Array, Array] | None:
+        """Sums of dy."""
+        return None if where.columns is None else where.columns(dy, None)
+
     def exact(self, p: Problem, r: int) -> Callable[[int], Root]:
         """1."""
         return lambda i: Root(Fraction(1), Fraction(0), Fraction(0))
@@ -110,23 +127,24 @@ class One:
 
 @dataclass(frozen=True, eq=False)
 class Totals:
-    """Sums per parameter, (period, K): hi + lo and a bound on its error, the sum of moduli, and the sum of what is not finite."""
+    """Sums per parameter, (period, K): hi + lo and a bound on its error, and the sum of what is not finite."""
 
     hi: Array
     lo: Array
     err: Array
-    size: Array
     special: Array
 
     def __getitem__(self, chosen: slice) -> Totals:
         """Some of the parameter rows, as views."""
-        return Totals(*(getattr(self, name)[chosen] for name in ("hi", "lo", "err", "size", "special")))
+        return Totals(*(getattr(self, name)[chosen] for name in ("hi", "lo", "err", "special")))
 
     def add(self, other: Totals) -> None:
-        """Add other sums in place."""
-        self.hi[:], self.lo[:] = dd.add((self.hi, self.lo), (other.hi, other.lo))
-        self.size[:] += other.size
-        self.err[:] += other.err + 3.1 * U2 * self.size
+        """Add other sums in place, without error where two doubles hold the sum: by two-sums, whose rest is added to err."""
+        hi, rest = dd.two_sum(self.hi, other.hi)
+        lo, left = dd.two_sum(self.lo, other.lo)
+        lo, more = dd.two_sum(lo, rest)
+        self.hi[:], self.lo[:] = dd.two_sum(hi, lo)
+        self.err[:] += 1.01 * (other.err + np.abs(left) + np.abs(more))
         self.special[:] += other.special
 
 
@@ -148,8 +166,7 @@ def parameter_gradient(p: Problem, dy: Any, fold: Fold, factor: Factor, fmt: For
         totals = _sum_all(work, "float64")
         value, settled = _round(totals, fmt)
         counts["elements"] += value.size
-        if fmt.p == 53 or not settled.all():
-            settled &= fmt.p < 53
+        if not settled.all():
             counts["level1"] += int((~settled).sum())
             columns = np.flatnonzero(~settled.all(axis=0))
             better, proved = _round(_sum_all(work, "double-double", columns), fmt)
@@ -171,8 +188,9 @@ def _sum_all(work: _Work, level: Level, columns: Index | None = None) -> Totals:
     """Sums of all parameters, or of those in some columns."""
     fold = work.fold
     count = (fold.width // fold.repeat if fold.repeat else 1) if columns is None else len(columns)
-    totals = Totals(*(np.zeros((fold.period, count)) for _ in range(5)))
-    blocks = aligned_blocks(fold.rows, fold.width, fold.period, BLOCK)
+    totals = Totals(*(np.zeros((fold.period, count)) for _ in range(4)))
+    large = level == "float64" and fastest(fold.rows * fold.width).narrow
+    blocks = aligned_blocks(fold.rows, fold.width, fold.period, 4 * BLOCK if large else BLOCK)
     for chosen, part in each(lambda chosen: (chosen, _sum_block(work, chosen, level, columns)), blocks):
         first = chosen.start % fold.period
         totals[slice(first, first + len(part.hi))].add(part)
@@ -191,6 +209,9 @@ def aligned_blocks(rows: int, width: int, period: int, elements: int) -> Iterato
 
 
 def _sum_block(work: _Work, chosen: slice, level: Level, columns: Index | None) -> Totals:
+    swift = _sum_columns(work, chosen) if level == "float64" and work.fold.period == work.fold.repeat == 1 else None
+    if swift is not None:
+        return swift
     with np.errstate(all="ignore"):
         dy, n = np.asarray(work.dy[chosen], np.float64), work.factor.triple(work.problem.rows(chosen), level)
         repeat = work.fold.repeat or work.fold.width
@@ -206,7 +227,18 @@ def _sum_block(work: _Work, chosen: slice, level: Level, columns: Index | None) 
         size = 1.01 * _reduce_plain(np.abs(product[0]), layout)
         unit = 1.01 * U if level == "float64" else 3.1 * U2
         err = 1.01 * _reduce_plain(err, layout) + (height(layout[0]) + height(layout[2])) * unit * size
-        return Totals(*_reduce(product, layout, level), err, size, _reduce_plain(special, layout))
+        return Totals(*_reduce(product, layout, level), err, _reduce_plain(special, layout))
+
+
+def _sum_columns(work: _Work, chosen: slice) -> Totals | None:
+    """Sums by a loop made for them, where there is one and all is finite."""
+    where = fastest(work.problem.shape[0] * work.problem.shape[1])
+    with np.errstate(all="ignore"):
+        found = work.factor.columns(work.problem.rows(chosen, where.narrow), taken(work.dy, chosen, where.narrow), where)
+    if found is None or not np.isfinite(found[0] + found[2]).all():
+        return None
+    hi, lo, err = (part[None, :] for part in found)
+    return Totals(hi, lo, err, np.zeros_like(hi))
 
 
 def _low(n: Triple) -> Array:
