@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Mapping, Sequence
+from io import FileIO
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from normcheck.engine.jobs import OUT_OF_BUDGET, Place
 from normcheck.engine.units import Key, Unit
@@ -32,7 +33,7 @@ class Journal:
     done : results by the name of the task
     """
 
-    def __init__(self, path: Path, header: Mapping[str, Any], done: dict[Key, list[Result]], stream: IO[bytes]) -> None:
+    def __init__(self, path: Path, header: Mapping[str, Any], done: dict[Key, list[Result]], stream: FileIO) -> None:
         self.path = path
         self.header = header
         self.done = done
@@ -49,7 +50,7 @@ class Journal:
         header = {"journal": FORMAT, "settings": _plain(settings), "born": dict(born), "plan": planned(units)}
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            stream = path.open("ab")
+            stream = path.open("ab", buffering=0)
             _lock(stream, path)
             stream.truncate(0)
         except OSError as error:
@@ -73,7 +74,7 @@ class Journal:
         if header["plan"] != planned(units):
             raise JournalError(f"{path} was begun with another plan{_differing(header['plan'], planned(units))}")
         try:
-            stream = path.open("r+b")
+            stream = path.open("r+b", buffering=0)
             _lock(stream, path)
             stream.truncate(size)
             stream.seek(size)
@@ -93,7 +94,7 @@ class Journal:
         ------
         JournalError : if it cannot be written, such as on a full disk; what was written before stays
         """
-        if all(result.message == OUT_OF_BUDGET for result in results):
+        if any(result.message == OUT_OF_BUDGET for result in results):
             return
         self._write({"task": list(key), "results": [result.to_dict() for result in results]})
         self.done[key] = list(results)
@@ -104,9 +105,10 @@ class Journal:
             self._stream.close()
 
     def _write(self, line: Mapping[str, Any]) -> None:
+        left = memoryview(json.dumps(line).encode() + b"\n")
         try:
-            self._stream.write(json.dumps(line).encode() + b"\n")
-            self._stream.flush()
+            while left:
+                left = left[self._stream.write(left) :]
         except OSError as error:
             self.close()
             kept = f"it holds {len(self.done)} finished tasks, from which --resume goes on"
@@ -175,7 +177,7 @@ def _differing(then: list[list[Any]], now: list[list[Any]]) -> str:
     return f": {' '.join(map(str, only[0][:3]))} is not the same in both" if only else ""
 
 
-def _lock(stream: IO[bytes], path: Path) -> None:
+def _lock(stream: FileIO, path: Path) -> None:
     """Refuse a second writer; where files cannot be locked, none is noticed."""
     try:
         import fcntl

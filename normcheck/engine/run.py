@@ -47,9 +47,9 @@ def run_all(
         raise ValueError("budget and scheduler were given, but should be one of them: a cluster is not told to stop in time")
     jobs = Jobs(units, known or {}, budget)
     if scheduler is not None:
-        from normcheck.engine import cluster
+        from normcheck.engine.cluster import run
 
-        return cluster.run(jobs, scheduler, limits or Limits())
+        return run(jobs, scheduler, limits or Limits())
     if workers == 1 and not isolation:
         return _complete(jobs, known or {}, _here(jobs))
     return _complete(jobs, known or {}, _in_lanes(jobs, workers, limits or Limits()))
