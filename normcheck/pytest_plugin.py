@@ -96,7 +96,8 @@ class Recorder:
         self.config = config
         self.told: list[dict[str, Any]] = []
         self.audit: Audit | None = None
-        self.written: list[Path] = []
+        self.written: tuple[Path, ...] = ()
+        self.annotations: tuple[str, ...] = ()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Keep what an item found."""
@@ -108,13 +109,15 @@ class Recorder:
         """Write the report, also of a session that was interrupted; not in the workers of xdist, which report elsewhere."""
         if not self.told or hasattr(self.config, "workerinput"):
             return
+        from normcheck import reporters
+        from normcheck.reporters import github
         from normcheck.testing import record
 
         self.audit = record.audit(self.told, self.config.invocation_params.args, self.config.getoption("normcheck_seed") or 0)
         folder = self.config.getoption("normcheck_report")
         if folder:
-            self.written = record.write(self.audit, self.config.invocation_params.dir / folder)
-        record.tell_github(self.audit)
+            self.written = reporters.write_folder(self.audit, self.config.invocation_params.dir / folder)
+        self.annotations = github.announce(self.audit)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Grades by implementation and dtype, warnings, expected failures that are none any more."""
@@ -127,6 +130,8 @@ class Recorder:
             terminalreporter.write_line(line)
         for path in self.written:
             terminalreporter.write_line(f"Written: {path}")
+        for line in self.annotations:
+            terminalreporter.write_line(line)
 
 
 def _options(config: pytest.Config) -> dict[str, Any]:

@@ -63,7 +63,7 @@ def test_suffix_chooses_the_format(audit: Any, tmp_path: Path) -> None:
 
 def test_unknown_suffix_is_refused(audit: Any, tmp_path: Path) -> None:
     """A suffix of no format raises ValueError that names those there are."""
-    with pytest.raises(ValueError, match=r"suffix='.pdf', but should be one of .json, .md"):
+    with pytest.raises(ValueError, match=r"suffix='.pdf', but should be one of .svg, .html, .json, .xml, .md"):
         reporters.write(audit, tmp_path / "report.pdf")
 
 
@@ -214,6 +214,16 @@ def test_plots_lie_beside_the_report(audit: Any, tmp_path: Path) -> None:
     assert shown == ["report-ulp-by-regime.png", "report-outlier-curve.png", "report-epsilon-placement.png"]
     for name in shown:
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+
+
+def test_plots_of_many_implementations_are_cut(audit: Any) -> None:
+    """A picture has so many panels and no more; those with a finding come first, and the caption counts the others."""
+    curve = next(r for r in audit.results if r.check == "outlier-sensitivity")
+    many = [dataclasses.replace(curve, implementation=f"lib.n{k}") for k in range(30)]
+    many[-1] = dataclasses.replace(many[-1], outcome=Outcome.FAILED)
+    assert plots._names(many)[0] == "lib.n29"
+    (drawing,) = plots.draw(dataclasses.replace(audit, results=tuple(many)))
+    assert drawing.caption.endswith("6 more implementations in report.html.")
 
 
 def test_plots_need_figures(audit: Any) -> None:

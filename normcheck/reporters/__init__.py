@@ -11,6 +11,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+FOLDER = ("audit.json", "report.md", "report.html", "junit.xml", "badge.svg")
+
 
 def write(audit: Any, path: str | Path) -> Path:
     """Write an audit in the format that the suffix of the path names.
@@ -18,7 +20,7 @@ def write(audit: Any, path: str | Path) -> Path:
     Parameters
     ----------
     audit : what to report
-    path : ``.md`` or ``.json``; missing folders are made
+    path : ``.json``, ``.md``, ``.html``, ``.xml`` (JUnit) or ``.svg`` (a badge); missing folders are made
 
     Returns
     -------
@@ -33,6 +35,11 @@ def write(audit: Any, path: str | Path) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
     reporter.write(audit, target)
     return target
+
+
+def write_folder(audit: Any, folder: str | Path) -> tuple[Path, ...]:
+    """Write the report folder, the record that programs read first."""
+    return tuple(write(audit, Path(folder) / name) for name in FOLDER)
 
 
 def render(audit: Any, suffix: str) -> str:

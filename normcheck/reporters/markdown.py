@@ -18,6 +18,8 @@ from normcheck.results import Outcome, Result, Witness
 
 SUFFIX = ".md"
 MOST = 8
+DETAILED = 60  # findings of a section that are told in full
+LISTED = 300  # rows of a table
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,7 @@ def render(audit: Judged, shown: Sequence[Plot] = (), note: str = "") -> str:
         ulps=_ulps(audit),
         plots=shown,
         note=note,
+        detailed=DETAILED,
         skips=_skips(audit),
         command=audit.born.get("command", ""),
         born=text.table(("fact", "value"), ([text.escaped(k), text.cell(v)] for k, v in facts(audit.born))),
@@ -92,12 +95,12 @@ def _grades(audit: Judged) -> str:
 
 def _overview(letter: str, found: Sequence[Finding]) -> str:
     columns = ("", "check", "implementations", "dtypes", "layout", "results:", "error / tolerance:")
-    rows = [(f"{letter}{number}", *_line(finding)) for number, finding in enumerate(found, 1)]
+    rows = [(f"{letter}{number}", *_line(finding)) for number, finding in enumerate(found[:LISTED], 1)]
     return text.table(*_filled(columns, rows)) if rows else ""
 
 
 def _line(finding: Finding) -> tuple[str, ...]:
-    names = ", ".join(map(text.cell, finding.implementations))
+    names = _some(list(map(text.cell, finding.implementations)))
     what = (text.escaped(finding.check), names, text.escaped(" ".join(finding.dtypes)), text.escaped(" ".join(finding.layouts)))
     return (*what, str(len(finding.results)), text.number(finding.worst.ratio))
 
@@ -133,27 +136,24 @@ def _ulps(audit: Judged) -> str:
 
 
 def _skips(audit: Judged) -> str:
-    rows = [_skip(skip) for skip in summary.skips(audit)]
-    return text.table(("reason", "results:", "checks", "implementations"), rows) if rows else ""
+    skips = summary.skips(audit)
+    table = text.table(("reason", "results:", "checks", "implementations"), [_skip(skip) for skip in skips[:LISTED]])
+    more = len(skips) - LISTED
+    return (table + (f"\n\nAnd {more} more reasons, which audit.json holds." if more > 0 else "")) if skips else ""
 
 
 def _skip(skip: summary.Skip) -> tuple[str, ...]:
     checks, implementations = map(text.escaped, skip.checks), map(text.cell, skip.implementations)
-    return (text.escaped(skip.reason), str(skip.count), ", ".join(checks), ", ".join(implementations))
+    return (text.escaped(skip.reason), str(skip.count), _some(list(checks)), _some(list(implementations)))
+
+
+def _some(names: Sequence[str]) -> str:
+    """The first names, and how many more there are."""
+    return ", ".join(names[:MOST]) + (f" and {len(names) - MOST} more" if len(names) > MOST else "")
 
 
 def _difference(witness: Witness) -> str:
-    if witness.got is None or witness.expected is None:
-        return ""
-    place = "" if witness.index is None else f" at element {witness.index} of the row"
-    return f"Got {_hexadecimal(witness.got)}, but should be {_hexadecimal(witness.expected)}{place}."
-
-
-def _hexadecimal(literal: str) -> str:
-    try:
-        return f"{text.code(literal)} ({float.fromhex(literal):.9g})"
-    except ValueError:
-        return text.code(literal)
+    return summary.difference(witness, text.code)
 
 
 def _percent(share: float | None) -> str:

@@ -18,6 +18,7 @@ Curve = Sequence[tuple[float, float]]
 
 COLUMNS = 3
 PANEL = (4.2, 2.7)
+PANELS = 24  # of one picture
 DPI = 120
 CELL = (0.24, 0.19)
 WORST = 1e4  # ulp at which the colours of the map end
@@ -59,7 +60,7 @@ def draw(audit: Judged) -> tuple[Drawing, ...]:
     """The drawings for which the audit has figures; none without matplotlib."""
     if missing():
         return ()
-    drawings = (_ulp_by_regime(audit), _outlier_curve(audit), _eps_placement_curve(audit))
+    drawings = (_ulp_by_regime(audit), _condition_sweep(audit), _outlier_curve(audit), _eps_placement_curve(audit))
     return tuple(drawing for drawing in drawings if drawing is not None)
 
 
@@ -117,6 +118,21 @@ def _short(value: float) -> str:
     return f"{value:.1f}" if value < 9.95 else f"{value:.0f}"
 
 
+def _condition_sweep(audit: Judged) -> Drawing | None:
+    results = _with_curves(audit, "condition-sweep")
+    if not results:
+        return None
+
+    def panel(axes: Any, name: str) -> None:
+        for result in _of(results, name):
+            _line(axes, result.series.get("bound", ()), "-", f"bound in {result.dtype}", MARKS.get(result.dtype, OTHER_MARK)[0])
+            _points(axes, result.series["measured"], result.dtype)
+
+    caption = "Largest error of a row as its mean grows beside its standard deviation; the bound at the same element as a line."
+    png = _panels(_names(results), panel, "mean / std of the row", "largest error")
+    return Drawing("condition-sweep", "Error over mean / std", _told(caption, results), png)
+
+
 def _outlier_curve(audit: Judged) -> Drawing | None:
     results = _with_curves(audit, "outlier-sensitivity")
     if not results:
@@ -135,7 +151,7 @@ def _outlier_curve(audit: Judged) -> Drawing | None:
         "Where a dtype cannot hold so small a spread beside the mean of the others, only rounding is left."
     )
     png = _panels(_names(results), panel, "size of the outlier", "spread of the others")
-    return Drawing("outlier-curve", "Spread of the others beside one outlier", caption, png)
+    return Drawing("outlier-curve", "Spread of the others beside one outlier", _told(caption, results), png)
 
 
 def _eps_placement_curve(audit: Judged) -> Drawing | None:
@@ -152,13 +168,14 @@ def _eps_placement_curve(audit: Judged) -> Drawing | None:
 
     caption = "Spread of the row over the denominator, measured, and what each placement of the claimed eps would give as lines."
     png = _panels(_names(results), panel, "spread of the row", "spread / denominator")
-    return Drawing("epsilon-placement", "Where eps stands", caption, png)
+    return Drawing("epsilon-placement", "Where eps stands", _told(caption, results), png)
 
 
 def _panels(names: Sequence[str], panel: Callable[[Any, str], None], xlabel: str, ylabel: str) -> bytes:
-    """One panel with logarithmic scales for each name, and one legend for all."""
+    """One panel with logarithmic scales for each of the first names, and one legend for all."""
     from matplotlib.figure import Figure
 
+    names = names[:PANELS]
     columns = min(COLUMNS, len(names))
     lines = math.ceil(len(names) / columns)
     figure = Figure(figsize=(PANEL[0] * columns, PANEL[1] * lines + 0.8), layout="constrained", dpi=DPI)
@@ -204,10 +221,10 @@ def _points(axes: Any, curve: Curve, dtype: str) -> None:
         axes.plot(xs, ys, marker, color=colour, markersize=size, markerfacecolor="none", markeredgewidth=0.9, label=dtype)
 
 
-def _line(axes: Any, curve: Curve, style: Any, label: str) -> None:
+def _line(axes: Any, curve: Curve, style: Any, label: str, colour: str = "#888888") -> None:
     xs, ys = _drawable(curve)
     if xs:
-        axes.plot(xs, ys, linestyle=style, color="#888888", linewidth=0.9, label=label, zorder=1)
+        axes.plot(xs, ys, linestyle=style, color=colour, linewidth=0.9, label=label, zorder=1)
 
 
 def _drawable(curve: Curve) -> tuple[list[float], list[float]]:
@@ -236,7 +253,14 @@ def _of(results: Iterable[Result], name: str) -> list[Result]:
 
 
 def _names(results: Iterable[Result]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(result.implementation for result in results))
+    """The implementations, those with a finding first."""
+    return tuple(dict.fromkeys(r.implementation for r in sorted(results, key=lambda r: not r.outcome.finding)))
+
+
+def _told(caption: str, results: Iterable[Result]) -> str:
+    """The caption, and how many implementations there was no room for."""
+    more = len(_names(results)) - PANELS
+    return f"{caption} {summary.number(more, 'more implementation')} in report.html." if more > 0 else caption
 
 
 def _label(name: str) -> str:

@@ -135,15 +135,15 @@ def rows(audit: Judged) -> tuple[Row, ...]:
         grades.setdefault(implementation, {})[dtype] = grade
     return tuple(
         Row(name, results[0].norm, grades.get(name, {}), _count(result.outcome for result in results))
-        for name, results in _group(audit.results, lambda result: result.implementation).items()
+        for name, results in group(audit.results, lambda result: result.implementation).items()
     )
 
 
 def findings(audit: Judged, *outcomes: Outcome) -> tuple[Finding, ...]:
     """Results that ended in one of these outcomes, grouped by check, norm and device; the worst first."""
     chosen = sorted((result for result in audit.results if result.outcome in outcomes), key=_badness, reverse=True)
-    of_one = _group(chosen, lambda r: (r.outcome, r.implementation, r.norm, r.check, r.device)).values()
-    alike = _group(of_one, lambda rs: (rs[0].outcome, rs[0].norm, rs[0].check, rs[0].device, rs[0].message)).values()
+    of_one = group(chosen, lambda r: (r.outcome, r.implementation, r.norm, r.check, r.device)).values()
+    alike = group(of_one, lambda rs: (rs[0].outcome, rs[0].norm, rs[0].check, rs[0].device, rs[0].message)).values()
     found = (_finding([result for results in twins for result in results]) for twins in alike)
     return tuple(sorted(found, key=lambda finding: outcomes.index(finding.outcome)))
 
@@ -172,7 +172,7 @@ def known(audit: Judged) -> tuple[Finding, ...]:
 def skips(audit: Judged) -> tuple[Skip, ...]:
     """What was not judged, by reason, the most frequent first."""
     skipped = [result for result in audit.results if result.outcome is Outcome.SKIPPED]
-    groups = _group(skipped, lambda result: result.message)
+    groups = group(skipped, lambda result: result.message)
     found = (
         Skip(reason, _ordered(r.check for r in results), _ordered(r.implementation for r in results), len(results))
         for reason, results in groups.items()
@@ -188,8 +188,29 @@ def regimes(audit: Judged) -> tuple[str, ...]:
 def ulps(audit: Judged) -> tuple[Errors, ...]:
     """The worst error in ulp by implementation, dtype and regime."""
     measured = [result for result in audit.results if "ulp" in result.measures]
-    groups = _group(measured, lambda result: (result.implementation, result.dtype))
+    groups = group(measured, lambda result: (result.implementation, result.dtype))
     return tuple(Errors(name, dtype, _worst_ulp(r), _least_share(r)) for (name, dtype), r in groups.items())
+
+
+def by_cause(found: Iterable[Finding]) -> tuple[tuple[str, tuple[Finding, ...]], ...]:
+    """Findings by what they have in common: what the ledger says of them, or else the property that they break."""
+    groups = group(found, lambda finding: finding.worst.ledger or finding.check)
+    return tuple((cause, tuple(findings)) for cause, findings in groups.items())
+
+
+def difference(witness: Witness, code: Callable[[str], str] = str) -> str:
+    """What came and what should have come, in one sentence; nothing where the witness does not say."""
+    if witness.got is None or witness.expected is None:
+        return ""
+    place = "" if witness.index is None else f" at element {witness.index} of the row"
+    return f"Got {_hexadecimal(witness.got, code)}, but should be {_hexadecimal(witness.expected, code)}{place}."
+
+
+def _hexadecimal(literal: str, code: Callable[[str], str]) -> str:
+    try:
+        return f"{code(literal)} ({float.fromhex(literal):.9g})"
+    except ValueError:
+        return code(literal)
 
 
 def verdict(audit: Judged) -> str:
@@ -243,7 +264,8 @@ def _badness(result: Result) -> tuple[float, bool]:
     return (math.inf if ratio is None else _rank(ratio), result.witness is not None)
 
 
-def _group(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
+def group(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
+    """The items by what the key says of them, in the order in which they come."""
     groups: dict[K, list[T]] = {}
     for item in items:
         groups.setdefault(key(item), []).append(item)

@@ -36,9 +36,14 @@ def cell(text: object) -> str:
     return f"<code>{escaped(text)}</code>" if "|" in plain(text) else code(text)
 
 
+def listing(text: str) -> str:
+    """Lines of code without control characters or marks that turn the direction of writing."""
+    return _CONTROL_IN_BLOCK.sub("", text.replace("\r\n", "\n")).strip("\n")
+
+
 def block(text: str, language: str = "python") -> str:
     """A fenced code block that the text cannot end."""
-    body = _CONTROL_IN_BLOCK.sub("", text.replace("\r\n", "\n")).strip("\n")
+    body = listing(text)
     fence = _longer_than_any(body, 3)
     return f"{fence}{language}\n{body}\n{fence}"
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from normcheck import ledger, reporters
+from normcheck import ledger
 from normcheck.audit import SCHEMA, THREADS, Audit
 from normcheck.born import born
 from normcheck.regimes import WIDTHS
-from normcheck.reporters import github, summary
+from normcheck.reporters import summary
 from normcheck.reporters.text import plain
 from normcheck.results import Result
 
@@ -44,19 +42,6 @@ def audit(told: Sequence[Mapping[str, Any]], arguments: Iterable[str], seed: int
 
 def _rank(profile: str) -> int:
     return tuple(WIDTHS).index(profile)
-
-
-def write(found: Audit, folder: Path) -> list[Path]:
-    """The report folder, as ``normcheck audit`` writes it."""
-    return [reporters.write(found, folder / name) for name in ("audit.json", "report.md")]
-
-
-def tell_github(found: Audit) -> None:
-    """Add to the summary of the job, where GitHub runs one."""
-    path = os.environ.get("GITHUB_STEP_SUMMARY")
-    if path:
-        with Path(path).open("a", encoding="utf-8") as stream:
-            stream.write(github.render(found))
 
 
 def lines(found: Audit, told: Iterable[Mapping[str, Any]]) -> list[str]:
