@@ -194,7 +194,8 @@ class _Class:
             raise UnreadableError("returns the reciprocal root alone, not y")
         if any(d.startswith(("var", "std")) for d in details) and "center" not in kinds:
             raise UnreadableError("divides x, not x - mean, by a deviation")
-        if "scale" in kinds and kinds.index("scale") < kinds.index("stat"):
+        first = {event.kind: event.step for event in reversed(self.events)}
+        if "scale" in kinds and first["scale"] < first["stat"]:
             raise UnreadableError("its weight multiplies x before the statistics")
 
     def _norm(self, fused: str, given: bool) -> Norm:

@@ -89,7 +89,7 @@ def left_out(framework: str | None = None) -> tuple[str, ...]:
 
 def unjudged() -> dict[str, str]:
     """What the adapters find in installed packages and do not judge, by name, with the reason."""
-    found = (module.unjudged() for module in _modules() if hasattr(module, "unjudged"))
+    found = (module.refused() for module in _modules() if hasattr(module, "refused"))
     return {name: reason for reasons in found for name, reason in reasons.items()}
 
 

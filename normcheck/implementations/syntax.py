@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import textwrap
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeGuard
 
 WEIGHTS, BIASES = ("weight", "gamma", "scale"), ("bias", "beta")
@@ -71,19 +71,18 @@ class Event:
     ----------
     kind : stat, center, eps, root, widen, narrow, scale, shift or fused
     detail : of a statistic its name, axis and whether it is unbiased; of a fused norm the layer that it belongs to
+    step : the statement of the method, counted from 0
     """
 
     kind: str
     detail: str = ""
+    step: int = 0
 
 def run(method: ast.FunctionDef, methods: Mapping[str, ast.FunctionDef]) -> list[Event]:
     """What happens in a method, in order; methods of the same class are entered where they are called."""
-    return list(_run(method, methods, {}))
-
-
-def _run(method: ast.FunctionDef, methods: Mapping[str, ast.FunctionDef], means: dict[str, bool]) -> Iterator[Event]:
-    for statement in method.body:
-        yield from _visit(statement, methods, means)
+    means: dict[str, bool] = {}
+    steps = enumerate(method.body)
+    return [replace(event, step=step) for step, statement in steps for event in _visit(statement, methods, means)]
 
 
 def _visit(node: ast.AST, methods: Mapping[str, ast.FunctionDef], means: dict[str, bool]) -> Iterator[Event]:
@@ -91,7 +90,8 @@ def _visit(node: ast.AST, methods: Mapping[str, ast.FunctionDef], means: dict[st
     if isinstance(node, ast.Call) and is_self(node.func) and called(node) in methods:
         for argument in node.args:
             yield from _visit(argument, methods, means)
-        yield from _run(methods[called(node)], methods, means)
+        for statement in methods[called(node)].body:
+            yield from _visit(statement, methods, means)
         return
     for child in ast.iter_child_nodes(node):
         yield from _visit(child, methods, means)

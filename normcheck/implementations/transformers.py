@@ -125,7 +125,7 @@ def builtins() -> Iterator[Implementation]:
             yield from _rows(formula, members)
 
 
-def unjudged() -> dict[str, str]:
+def refused() -> dict[str, str]:
     """The classes that have no row, and why."""
     reasons: dict[str, str] = {}
     for members in families():
