@@ -14,7 +14,8 @@ from normcheck.checks.cases import Case
 from normcheck.checks.spoiled import spoiled
 from normcheck.checks.verdicts import some_rows
 from normcheck.implementations import CallError, Implementation, Inputs, Named, call
-from normcheck.results import Outcome, Result, Severity
+from normcheck.implementations.snippets import Script
+from normcheck.results import Outcome, Result, Severity, Witness
 
 _EPS = (-1.0, -1e-6, math.nan)
 
@@ -147,6 +148,9 @@ def invalid_dtype(context: Context) -> Iterator[Result]:
         lost = "float" not in output.dtype and "complex" not in output.dtype
         text = f"x of {name} is accepted, but should be refused; y is {output.dtype} [{describe(case)}]"
         outcome, severity = (Outcome.FAILED, Severity.ERROR) if lost else (Outcome.WARNED, Severity.WARNING)
+        torch = context.implementation.framework == "torch"
+        method = {"int32": "int"}.get(name, name) + "()" if torch else f"astype({name!r})"
+        where["witness"] = _accepted(context.implementation, case.inputs, f"x of {name}", x=f"(x * 8).{method}")
         yield context.result("invalid-dtype", outcome, text, severity=severity, **where)
 
 
@@ -182,7 +186,13 @@ def _refused(
         return context.result(check, Outcome.PASSED, **where)
     shape = list(inputs.x.shape)
     text = f"{what} is accepted, but should be refused; y has shape {output.y.shape} [x: {inputs.dtype}{shape}]"
-    return context.result(check, Outcome.FAILED, text, **where)
+    return context.result(check, Outcome.FAILED, text, witness=_accepted(implementation, inputs, what), **where)
+
+
+def _accepted(implementation: Implementation, inputs: Inputs, what: str, **replaced: str) -> Witness:
+    """The call, behind which nothing should come."""
+    script = Script(implementation).arrays(inputs).call(inputs, **replaced).add("print(y)")
+    return Witness(script.add(f'raise AssertionError("{what} is accepted")').text, what)
 
 
 def _sizes(context: Context) -> Iterator[Result]:

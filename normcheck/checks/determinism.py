@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,9 +22,10 @@ from normcheck.checks.comparing import (
     some_shapes,
     threads,
 )
-from normcheck.checks.witness import pass_class
+from normcheck.checks.witness import pass_class, place_of, writable
 from normcheck.formats import Array
-from normcheck.results import Outcome, Result
+from normcheck.implementations.snippets import Script
+from normcheck.results import Outcome, Result, Witness
 
 RUNS = 20
 _BATCHES = (1, 2, 7, 255, 256, 257)
@@ -89,7 +91,23 @@ def _repeated(context: Context, shape: tuple[int, ...], count: int) -> Result:
             if not same_bits(again, first).all():
                 break
         why = "in an earlier run" + (f" with {count} threads" if count > 1 else "")
-        return equal(context, "run-to-run", case, again, first, why, promised=promised)
+        result = equal(context, "run-to-run", case, again, first, why, promised=promised)
+        return replace(result, witness=_again(context, case, again, first, count)) if result.outcome.bad else result
+
+
+def _again(context: Context, case: Case, again: Array, first: Array, count: int) -> Witness | None:
+    """Twenty calls, and one element of what each of them returns."""
+    if not writable(case.inputs):
+        return None
+    row, element = (int(i) for i in np.argwhere(~same_bits(again, first))[0])
+    script = Script(context.implementation).add("found = set()")
+    if count > 1 and context.implementation.framework == "torch":
+        script.add(f"torch.set_num_threads({count})")
+    place = ", ".join(map(str, place_of(case, (row, element))))
+    got = script.framework.snippet_value(f"(({{to}}[0] if isinstance({{to}}, tuple) else {{to}})[{place}])")
+    way = (f"for _ in range({RUNS}):", "    {to} = {function}({passed})", f"    found.add(float({got}).hex())")
+    script.arrays(case.inputs).call(case.inputs, way).add("print(found)", "assert len(found) == 1")
+    return Witness(script.text, "twenty calls")
 
 
 @register("batch-invariance", applies=_needs_free_batch)

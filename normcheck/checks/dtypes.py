@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
 
 from normcheck.checks.base import Context, describe, guarded, register
-from normcheck.checks.cases import make_case
+from normcheck.checks.cases import Case, make_case
 from normcheck.checks.verdicts import held, needs_sound_ordinary_rows, some_rows, standard_case
 from normcheck.checks.witness import beyond, pass_class, witness
 from normcheck.formats import FORMATS
 from normcheck.implementations import CallError, call, snippet
-from normcheck.implementations.ways import under_autocast
+from normcheck.implementations.snippets import PLAIN, Script
+from normcheck.implementations.ways import TEXTS, under_autocast
 from normcheck.results import Outcome, Result, Witness
 
 _WEIGHTS = ("float32", "float16", "bfloat16")
@@ -188,7 +189,8 @@ def _mixed(context: Context, dtype: str) -> Result | None:
         allowed = {dtype, context.dtype, "float32"}
         if output.dtype not in allowed:
             text = f"dtype={output.dtype}, but should be one of {', '.join(sorted(allowed))} [{describe(case)}]"
-            return context.result("mixed-dtypes", Outcome.FAILED, text, shape=output.y.shape, regime="standard")
+            shown = _of_dtype(context, case, sorted(allowed))
+            return context.result("mixed-dtypes", Outcome.FAILED, text, shape=output.y.shape, regime="standard", witness=shown)
         own = case.inner_cast or output.dtype != case.out_format.name
     elif output.dtype != case.out_format.name:
         text = f"dtype={output.dtype}, but should be {case.out_format.name} [{describe(case)}]"
@@ -216,9 +218,18 @@ def _autocast(context: Context) -> Result | None:
     known = FORMATS.get(output.dtype)
     if known is None or known.p < plain.out_format.p:
         text = f"dtype={output.dtype} under autocast, but should be {plain.out_format.name} or wider [{describe(plain)}]"
-        return context.result("autocast", Outcome.FAILED, text, shape=output.y.shape, regime="standard")
+        wider = [name for name, fmt in FORMATS.items() if fmt.p >= plain.out_format.p]
+        shown = _of_dtype(context, plain, wider, TEXTS["autocast"])
+        return context.result("autocast", Outcome.FAILED, text, shape=output.y.shape, regime="standard", witness=shown)
     case = standard_case(context, replace(contract, output=output.dtype))
-    return held(context, "autocast", case, case.fold.fold(output.y), ", autocast to bfloat16", regime="standard")
+    how, way = ", autocast to bfloat16", TEXTS["autocast"]
+    return held(context, "autocast", case, case.fold.fold(output.y), how, way=way, regime="standard")
+
+
+def _of_dtype(context: Context, case: Case, names: Sequence[str], way: Sequence[str] = PLAIN) -> Witness:
+    """The call, whose result has none of these dtypes."""
+    script = Script(context.implementation).arrays(case.inputs).call(case.inputs, way).dtype_among(names)
+    return Witness(script.text, "standard")
 
 
 def _ordered(context: Context) -> Result | None:

@@ -14,9 +14,10 @@ from normcheck.checks.base import Context, describe, guarded, register
 from normcheck.checks.cases import Case
 from normcheck.checks.spoiled import spoiled
 from normcheck.checks.verdicts import held, needs_sound_ordinary_rows, some_rows, standard_case
-from normcheck.checks.witness import beyond, pass_class, witness
+from normcheck.checks.witness import beyond, missed, pass_class, witness
 from normcheck.formats import FORMATS, Array, Format
-from normcheck.implementations import CallError, Output, call, snippet
+from normcheck.implementations import CallError, Output, call
+from normcheck.implementations.snippets import Script
 from normcheck.results import Outcome, Result, Severity, Witness
 
 _EPS = (1e-5, 1e-6, 1e-8, 1e-12)
@@ -196,7 +197,8 @@ def _eps(context: Context, eps: float) -> Result | None:
     rng = np.random.default_rng(context.seed)
     made = sizes[:, None] * (np.resize([1.0, -1.0], fold.width) * rng.uniform(0.5, 1.5, (fold.rows, fold.width)))
     case = context.case_of(context.x_format.round(made), shape, norm=norm)
-    return held(context, "epsilon-precision", case, context.run(case, chosen), f", eps={eps!r}", regime="tiny")
+    output, how = context.run(case, chosen), f", eps={eps!r}"
+    return held(context, "epsilon-precision", case, output, how, called=(chosen, case), regime="tiny")
 
 
 def _default(context: Context) -> Result | None:
@@ -233,26 +235,43 @@ def _saved(context: Context) -> Result | None:
     fmt = context.compute if saved is None else FORMATS[saved]
     where: dict[str, Any] = {"regime": "standard", "shape": tuple(case.fold.shape)}
     for name in (n for n in ("mean", "rstd") if getattr(output, n) is not None):
-        text = _kept(case, output, name, fmt)
+        text, claim, at = _kept(case, output, name, fmt)
         if text:
-            shown = Witness(snippet(context.implementation, case.inputs), "standard")
+            shown = _looked_at(context, case, output, name, claim, at)
             return context.result("saved-statistics", Outcome.FAILED, text, witness=shown, **where)
     return context.result("saved-statistics", Outcome.PASSED, **where)
 
 
-def _kept(case: Case, output: Output, name: str, fmt: Format) -> str:
-    """What is wrong with a kept statistic, or ``""``."""
+def _looked_at(context: Context, case: Case, output: Output, name: str, claim: str, at: int) -> Witness:
+    """The call, and what must hold of a statistic, or of one row's."""
+    script = Script(context.implementation).arrays(case.inputs).call(case.inputs)
+    if at < 0:
+        kept = script.of(name)
+        script.add(f"kept = {kept}", "print(kept.dtype, kept.shape)", f"assert {claim}")
+        return Witness(script.text, name)
+    shape = cast(Array, getattr(output, name)).shape
+    exact = float(_statistic(case, name)[0][at])
+    script.element(script.of(name), tuple(int(i) for i in np.unravel_index(at, shape)), exact, claim=claim)
+    return Witness(script.text, name)
+
+
+def _kept(case: Case, output: Output, name: str, fmt: Format) -> tuple[str, str, int]:
+    """What is wrong with a kept statistic, what should hold of it in a snippet, and its place, or -1; empty if nothing is."""
     got = cast(Array, getattr(output, name)).reshape(-1)
     if output.dtypes[name] != fmt.name:
-        return f"{name} is kept in {output.dtypes[name]}, but should be in {fmt.name} [{describe(case)}]"
+        text = f"{name} is kept in {output.dtypes[name]}, but should be in {fmt.name} [{describe(case)}]"
+        return text, f'str(kept.dtype).removeprefix("torch.") == {fmt.name!r}', -1
     if got.shape != (case.fold.rows,):
-        return f"{name} has {got.size} values, but should have one for each of {case.fold.rows} rows [{describe(case)}]"
+        text = f"{name} has {got.size} values, but should have one for each of {case.fold.rows} rows [{describe(case)}]"
+        return text, f"len(kept.reshape(-1)) == {case.fold.rows}", -1
     exact, error = _statistic(case, name)
     wrong = ~((fmt.round(exact - error) <= got) & (got <= fmt.round(exact + error)))
     if not wrong.any():
-        return ""
+        return "", "", -1
     at = int(wrong.argmax())
-    return f"{name}[{at}]={float(got[at])!r}, but should be {float(exact[at])!r} within {error[at]:.3g} [{describe(case)}]"
+    due, limit = float(exact[at]), float(error[at])
+    claim = f"abs(got - {due!r}) <= {missed(float(got[at]), due, limit)!r}"
+    return f"{name}[{at}]={float(got[at])!r}, but should be {due!r} within {limit:.3g} [{describe(case)}]", claim, at
 
 
 def _statistic(case: Case, name: str) -> tuple[Array, Array]:

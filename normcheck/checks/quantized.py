@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
 
 from normcheck.checks.base import Context, SkipCaseError, describe, guarded, register
 from normcheck.checks.cases import Case
-from normcheck.checks.witness import pass_class
+from normcheck.checks.witness import pass_class, place_of, writable
 from normcheck.formats import FORMATS, Array
 from normcheck.implementations import Quantized, natives, require, user_code
-from normcheck.results import Outcome, Result
+from normcheck.implementations.snippets import Script, target_of
+from normcheck.results import Outcome, Result, Witness
 
 _OUTLIERS = (1.0, 10.0, 100.0)
 _INT8 = 127.0
@@ -194,6 +196,28 @@ def _ends(context: Context, case: Case, scale: Array, intermediate: str | None) 
     return _nearest(kind, low - 2 * u * np.abs(low)), _nearest(kind, high + 2 * u * np.abs(high))
 
 
+def _shown(
+    context: Context, case: Case, scale: Array, part: str, at: tuple[int, ...], claim: str, expected: float
+) -> Witness | None:
+    """The kernel's call, and what must hold of one element of q, or of a row's scale."""
+    kind, inputs = _declared(context), case.inputs
+    if not writable(inputs) or not target_of(kind.call):
+        return None
+    script = Script(context.implementation).arrays(inputs)
+    names = ("x", "weight", "bias")[: 2 + context.norm.has_bias]
+    passed = [name if getattr(inputs, name) is not None else "None" for name in names]
+    if not kind.per_row:
+        script.array("scale", np.asarray(scale[0, 0]), replace(inputs, weight_dtype="float32"))
+        passed.append("scale")
+    to = "q, scale" if kind.per_row else "q"
+    script.add(f"{to} = {script.imported(kind.call)}({', '.join(passed)})")
+    if part == "scale":
+        script.add("scale = scale.reshape(-1)")
+    elif context.implementation.framework == "torch":
+        script.add("q = q.float()")
+    return Witness(script.element(part, at, expected, claim=claim).text, part)
+
+
 def _rounded(context: Context, regime: str) -> Result:
     kind, case = _declared(context), _regime_case(context, regime)
     q, scale = _run(context, case)
@@ -215,6 +239,8 @@ def _rounded(context: Context, regime: str) -> Result:
     fitting = [c for c in _CANDIDATES if c != kind.intermediate and _fits(context, case, q, scale, c, judged)]
     if fitting:
         text = f"intermediate={fitting[0]!r}, but should be {kind.intermediate!r}; {text}"
+    claim = f"{float(low[at])!r} <= got <= {float(high[at])!r}"
+    where["witness"] = _shown(context, case, scale, "q", place_of(case, (at[0], at[1])), claim, float(low[at]))
     return context.result("quantized-rounding", Outcome.FAILED, text, measures=measures, **where)
 
 
@@ -252,6 +278,8 @@ def _scaled(context: Context, regime: str) -> Result:
         f"scale[{at}]={float(got[at])!r}, but should be max|y|/{_largest(kind):g} = {float(ends[0][at])!r} "
         f"[{describe(case)}, {kind.dtype}]"
     )
+    claim = f"{float(ends[0][at] * (1 - 4 * u))!r} <= got <= {float(ends[1][at] * (1 + 4 * u))!r}"
+    where["witness"] = _shown(context, case, scale, "scale", (at,), claim, float(ends[0][at]))
     return context.result("quantized-scale", Outcome.FAILED, text, **where)
 
 

@@ -9,18 +9,19 @@ from typing import Any, cast
 import numpy as np
 
 from normcheck.checks.base import Context, SkipCaseError, describe, guarded, register
+from normcheck.checks.batches import looked_at
 from normcheck.checks.cases import Case
 from normcheck.checks.geometry import arrangements, shapes
 from normcheck.checks.verdicts import held, some_rows
-from normcheck.checks.witness import pass_class
+from normcheck.checks.witness import pass_class, place_of, pointed, shown
 from normcheck.contract import ResidualRounding
 from normcheck.formats import Array
-from normcheck.implementations import Block, CallError, call, natives, observe, require, snippet, user_code
+from normcheck.implementations import Block, CallError, call, natives, observe, require, user_code
+from normcheck.implementations.snippets import PLAIN, Script
 from normcheck.results import Outcome, Result, Witness
 
 _ALPHAS = (1.0, 2.0, 1.5, 0.25)
 _FACTORS = (0.0, 0.5, -2.0)
-_WRITABLE = 4096
 _SIZES = ((41, 64), (130, 33), (300, 768), (5, 1000))
 
 
@@ -205,25 +206,26 @@ def _summed(context: Context, shape: tuple[int, ...]) -> Result:
         others = (rounding for rounding in roundings if rounding != (claimed or "storage"))
         other = next((r for r in others if _sum_case(context, shape, r)[0].judge(rows, name).worst_ratio <= 1), None)
         if other is None:
-            short: dict[str, Any] = {} if case.rows.size <= _WRITABLE else {"way": None}
             called = (context.implementation, case)
-            return held(context, "residual-sum", case, rows, ", residual", called=called, regime="standard", **short)
+            return held(context, "residual-sum", case, rows, ", residual", called=called, regime="standard")
         if claimed:
             text = f"residual_rounding={other!r}, but should be {claimed!r} [{describe(case)}, residual]"
-            return context.result("residual-sum", Outcome.FAILED, text, witness=_shown(context, case), **where)
+            verdict = case.judge(rows, name)
+            worst = cast("tuple[int, int]", verdict.worst)
+            where["witness"] = shown(
+                context.implementation, case, rows, worst, float(case.exact[worst]), verdict.figures["tolerance"]
+            )
+            return context.result("residual-sum", Outcome.FAILED, text, **where)
     if output.new_residual is not None and not np.array_equal(output.new_residual, total):
         at = tuple(int(i) for i in np.argwhere(output.new_residual != total)[0])
         text = (
             f"new_residual{list(at)}={float(output.new_residual[at])!r}, but should be {float(total[at])!r} "
             f"[{describe(case)}, residual]"
         )
-        return context.result("residual-sum", Outcome.FAILED, text, witness=_shown(context, case), **where)
+        got, due = float(output.new_residual[at]), float(total[at])
+        where["witness"] = pointed(context.implementation, case.inputs, "new_residual", at, got, due)
+        return context.result("residual-sum", Outcome.FAILED, text, **where)
     return context.result("residual-sum", Outcome.PASSED, **where)
-
-
-def _shown(context: Context, case: Case) -> Witness | None:
-    """The call written down, where that takes no more than some kilobytes."""
-    return Witness(snippet(context.implementation, case.inputs), "standard") if case.rows.size <= _WRITABLE else None
 
 
 def _absent(context: Context) -> Result:
@@ -233,8 +235,9 @@ def _absent(context: Context) -> Result:
     where: dict[str, Any] = {"regime": "standard", "shape": shape}
     zeros = call(context.implementation, _with(case, x, np.zeros_like(x)).inputs)
     call(context.implementation, _with(case, x, np.full_like(x, np.nan)).inputs)
+    without = _with(case, x, None).inputs
     try:
-        absent = call(context.implementation, _with(case, x, None).inputs)
+        absent = call(context.implementation, without)
     except CallError as error:
         return context.result("residual-absent", Outcome.SKIPPED, f"residual=None is refused: {error}", **where)
     pairs = {"y": (absent.y, zeros.y), "new_residual": (absent.new_residual, case.inputs.x)}
@@ -245,6 +248,7 @@ def _absent(context: Context) -> Result:
                 f"{name}{list(at)}={float(got[at])!r}, but should be {float(expected[at])!r} as with a residual of zeros "
                 f"[{describe(case)}, residual=None]"
             )
+            where["witness"] = pointed(context.implementation, without, name, at, float(got[at]), float(expected[at]))
             return context.result("residual-absent", Outcome.FAILED, text, **where)
     return context.result("residual-absent", Outcome.PASSED, **where)
 
@@ -264,12 +268,15 @@ def _aliased(context: Context) -> Result:
                 f"{name}{list(at)}={float(after[at])!r} after the call, but should still be {float(before[at])!r} "
                 f"[{describe(case)}, residual]"
             )
+            where["witness"] = pointed(context.implementation, case.inputs, name, at, float(after[at]), float(before[at]))
             return context.result("residual-aliasing", Outcome.FAILED, text, **where)
     if {"x", "residual"} & set(mutates):
         return context.result("residual-aliasing", Outcome.PASSED, **where)
     double = context.case_of(2 * x, shape)
     output = call(context.implementation, _with(double, x, x).inputs, _same_array(context))
-    return held(context, "residual-aliasing", double, double.fold.fold(output.y), ", residual is x", regime="standard")
+    called, way = (context.implementation, _with(double, x, x)), ("residual = x", *PLAIN)
+    where = {"called": called, "way": way, "regime": "standard"}
+    return held(context, "residual-aliasing", double, double.fold.fold(output.y), ", residual is x", **where)
 
 
 def _same_array(context: Context) -> Any:
@@ -313,15 +320,45 @@ def _wired(context: Context, block: Block, factor: float, alpha: float) -> Resul
         block.wiring == "deep"
     )
     where: dict[str, Any] = {"regime": "standard", "shape": shape}
+    script = _script(context, block, case, sublayer, alpha)
     if len(given) != 1:
         text = f"f is called {len(given)} times, but should be once [{describe(case)}{how}]"
+        where["witness"] = Witness(script.add("assert len(given) == 1").text, "f")
         return context.result("block-wiring", Outcome.FAILED, text, **where)
     if block.wiring == "pre":
-        return _pre(context, case, fold.fold(y), fold.fold(given[0]), factor, how)
+        return _pre(context, case, fold.fold(y), fold.fold(given[0]), factor, how, script)
     if not np.array_equal(given[0], case.inputs.x):
-        text = f"f is given {float(given[0].flat[0])!r}, but should be given {float(case.inputs.x.flat[0])!r}, its x"
-        return context.result("block-wiring", Outcome.FAILED, f"{text} [{describe(case)}{how}]", **where)
-    return held(context, "block-wiring", case, fold.fold(y), how, regime="standard")
+        at = tuple(int(i) for i in np.argwhere(given[0] != case.inputs.x)[0])
+        got, due = float(given[0][at]), float(case.inputs.x[at])
+        text = f"f is given {got!r}, but should be given {due!r}, its x [{describe(case)}{how}]"
+        return context.result("block-wiring", Outcome.FAILED, text, witness=looked_at(script, "given[0]", at, got, due), **where)
+    result = held(context, "block-wiring", case, fold.fold(y), how, way=None, regime="standard")
+    return _told(result, case, fold.fold(y), script, "y")
+
+
+def _script(context: Context, block: Block, case: Case, sublayer: _Sublayer, alpha: float) -> Script:
+    """The block's call, written down."""
+    inputs = case.inputs
+    script = Script(context.implementation).arrays(inputs)
+    if sublayer.fixed is not None:
+        script.array("moved", sublayer.fixed, inputs, dtype=inputs.dtype)
+    returned = f"z * {sublayer.factor!r}" if sublayer.fixed is None else "moved"
+    script.add("given = []", "def f(z):", "    given.append(z)", f"    return {returned}")
+    names = ("x", "weight", "bias") if context.norm.has_bias else ("x", "weight")
+    passed = [*(name if getattr(inputs, name) is not None else "None" for name in names), "f"]
+    passed += [repr(alpha)] * (block.wiring == "deep")
+    return script.add(f"y = {script.imported(block.call)}({', '.join(passed)})")
+
+
+def _told(result: Result, case: Case, output: Array, script: Script, array: str) -> Result:
+    """The result with the block's call where it fails, and the worst element of what ``array`` names in it."""
+    if not result.outcome.bad:
+        return result
+    ratio = np.where(np.isnan(output), np.inf, np.abs(output - case.exact))
+    at = tuple(int(i) for i in np.unravel_index(ratio.argmax(), ratio.shape))
+    bound = case.reach("sequential")[at] + case.rounding(output)[at]
+    figures = (float(output[at]), float(case.exact[at]), float(bound))
+    return replace(result, witness=looked_at(script, array, place_of(case, (at[0], at[1])), *figures))
 
 
 def _called(context: Context, block: Block, case: Case, sublayer: _Sublayer, alpha: float) -> tuple[Array, list[Array]]:
@@ -340,10 +377,11 @@ def _called(context: Context, block: Block, case: Case, sublayer: _Sublayer, alp
     return y, given
 
 
-def _pre(context: Context, case: Case, y: Array, z: Array, factor: float, how: str) -> Result:
-    result = held(context, "block-wiring", case, z, f"{how}, what f is given", regime="standard")
+def _pre(context: Context, case: Case, y: Array, z: Array, factor: float, how: str, script: Script) -> Result:
+    result = held(context, "block-wiring", case, z, f"{how}, what f is given", way=None, regime="standard")
     if result.outcome is Outcome.FAILED:
-        return replace(result, message=result.message.replace("y[", "z[", 1))
+        told = replace(result, message=result.message.replace("y[", "z[", 1))
+        return _told(told, case, z, script, "given[0]")
     fmt = context.x_format
     total = case.rows + fmt.round(factor * z)
     # once for the sum; for a product that is not rounded to storage half a unit more
@@ -353,4 +391,6 @@ def _pre(context: Context, case: Case, y: Array, z: Array, factor: float, how: s
         return result
     at = tuple(int(i) for i in np.argwhere(wrong)[0])
     text = f"y[{at[0]}, {at[1]}]={float(y[at])!r}, but should be x + f(z) = {float(total[at])!r} [{describe(case)}{how}]"
-    return context.result("block-wiring", Outcome.FAILED, text, regime="standard", shape=tuple(case.fold.shape))
+    found = looked_at(script, "y", place_of(case, (at[0], at[1])), float(y[at]), float(total[at]), float(slack[at]))
+    where: dict[str, Any] = {"regime": "standard", "shape": tuple(case.fold.shape), "witness": found}
+    return context.result("block-wiring", Outcome.FAILED, text, **where)
