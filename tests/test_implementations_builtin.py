@@ -8,7 +8,14 @@ import pytest
 from normcheck.implementations import Implementation, Inputs, call, frameworks, implementations
 from normcheck.norms import BatchNorm, LayerNorm
 
-CASES = [(one, dtype) for one in implementations() for dtype in one.dtypes if not one.norm.ddof and "eps" in one.variable]
+# in the ledger: its eps is in another place than it says
+MISPLACED = ("openvino.NormalizeL2[max]",)
+CASES = [
+    pytest.param(one, dtype, marks=pytest.mark.xfail(one.name in MISPLACED, reason="in the ledger"))
+    for one in implementations()
+    for dtype in one.dtypes
+    if not one.norm.ddof and "eps" in one.variable
+]
 BY_NAME = {implementation.name: implementation for implementation in implementations()}
 
 
@@ -35,11 +42,11 @@ def inputs_for(implementation, dtype, layout, width=16):
 
 
 def exact(implementation, inputs):
-    """The answer: +-1 (or x - 1 with given statistics) over 2, which is sqrt(1 + 3), for sums over 4 or over 8 = sqrt(16 + 48)."""
+    """The answer: +-1 (or x - 1 with given statistics) over 2 = sqrt(1 + 3) or 1 + 3, sums over 4 or over 8 = sqrt(16 + 48)."""
     norm = implementation.norm
     fold = norm.fold(inputs.x.shape, implementation.channel_axis)
     rows = fold.fold(inputs.x) - (1.0 if implementation.training is False else 0.0)
-    y = rows / (2.0 if norm.reduce == "mean" else 8.0 if norm.eps_placement == "inside" else 4.0)
+    y = rows / {"mean inside": 2.0, "sum inside": 8.0}.get(f"{norm.reduce} {norm.eps_placement}", 4.0)
     of_row = np.arange(fold.rows) % fold.period
     if inputs.weight is not None:
         y = y * fold.affine(inputs.weight + norm.weight_offset)[of_row]
@@ -78,7 +85,7 @@ def test_a_sum_norm_divides_by_eps_where_it_is_larger():
 
 @pytest.mark.parametrize("name", [name for name, found in BY_NAME.items() if "atch" in name and found.training])
 def test_running_statistics_move_halfway_to_the_batch(name):
-    """With momentum 1/2 the mean 4 meets the batch's 0 at 2, the variance 4 meets the unbiased 2 at 3."""
+    """With momentum 1/2 the mean 4 meets the batch's 0 at 2, the variance 4 meets the unbiased 2 at 3, or the biased 1 at 2.5."""
     implementation = BY_NAME[name]
     shape = (2, 3) if implementation.ranks is None or 2 in implementation.ranks else (2, 3, 1, 1)
     x = np.multiply.outer([-1.0, 1.0], np.ones(shape[1:]))
@@ -86,7 +93,8 @@ def test_running_statistics_move_halfway_to_the_batch(name):
     varied = implementation.with_norm(dataclasses.replace(implementation.norm, momentum=0.5))
     dtype = implementation.dtypes[0]
     output = call(varied, Inputs(x, **running, dtype=dtype, weight_dtype=implementation.weight_dtype))
-    assert (output.running_mean.tolist(), output.running_var.tolist()) == ([2.0] * 3, [3.0] * 3)
+    variance = 3.0 if implementation.contract.running_ddof else 2.5
+    assert (output.running_mean.tolist(), output.running_var.tolist()) == ([2.0] * 3, [variance] * 3)
 
 
 def test_textbook_batch_norm_without_running_statistics():

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from normcheck.contract import Contract
 from normcheck.implementations.base import Implementation
 from normcheck.implementations.numpy import FLOATS, Numpy
@@ -93,7 +95,7 @@ class Operator(Pasted):
 def model_of(
     operator: str, opset: int, arrays: dict[str, Any], outputs: dict[str, str], domain: str = "", **attributes: Any
 ) -> bytes:
-    """A model of one node whose sizes are all open.
+    """A model of one node, in ONNX's bytes, whose sizes are all open.
 
     Parameters
     ----------
@@ -115,27 +117,35 @@ def model_of(
     return bytes(helper.make_model(graph, opset_imports=opsets, ir_version=8).SerializeToString())
 
 
+def affine(weight: Any, bias: Any, shape: Any, dtype: Any) -> dict[str, Any]:
+    """Weight and bias of a node that must have both; ones and zeros where none are given."""
+    import numpy as np
+
+    ones, zeros = np.ones(shape, dtype), np.zeros(shape, dtype)
+    return {"weight": ones if weight is None else weight, "bias": zeros if bias is None else bias}
+
+
 def layer_normalization(run: Run, x: Any, weight: Any, bias: Any, normalized_shape: Any, eps: float) -> Any:
     """LayerNormalization-17."""
-    arrays = {"x": x, "weight": weight, "bias": bias}
+    arrays = {"x": x, **affine(weight, bias, normalized_shape, x.dtype)}
     return run(model_of("LayerNormalization", 17, arrays, {"y": "x"}, axis=-len(normalized_shape), epsilon=eps), arrays)[0]
 
 
 def rms_normalization(run: Run, x: Any, weight: Any, normalized_shape: Any, eps: float) -> Any:
     """RMSNormalization-23."""
-    arrays = {"x": x, "weight": weight}
+    arrays = {"x": x, "weight": affine(weight, None, normalized_shape, x.dtype)["weight"]}
     return run(model_of("RMSNormalization", 23, arrays, {"y": "x"}, axis=-len(normalized_shape), epsilon=eps), arrays)[0]
 
 
 def group_normalization(run: Run, x: Any, num_groups: int, weight: Any, bias: Any, eps: float) -> Any:
     """GroupNormalization-21."""
-    arrays = {"x": x, "weight": weight, "bias": bias}
+    arrays = {"x": x, **affine(weight, bias, x.shape[1], x.dtype)}
     return run(model_of("GroupNormalization", 21, arrays, {"y": "x"}, num_groups=num_groups, epsilon=eps), arrays)[0]
 
 
 def instance_normalization(run: Run, x: Any, weight: Any, bias: Any, eps: float) -> Any:
     """InstanceNormalization-6."""
-    arrays = {"x": x, "weight": weight, "bias": bias}
+    arrays = {"x": x, **affine(weight, bias, x.shape[1], x.dtype)}
     return run(model_of("InstanceNormalization", 21, arrays, {"y": "x"}, epsilon=eps), arrays)[0]
 
 
@@ -143,18 +153,17 @@ def batch_normalization(
     run: Run, x: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bool, momentum: float, eps: float
 ) -> Any:
     """BatchNormalization-15. In training all three outputs are declared; statistics that are not given begin at 0 and 1."""
-    import numpy as np
-
-    absent = mean is None
-    mean, var = (np.zeros_like(weight), np.ones_like(weight)) if absent else (mean, var)
-    arrays = {"x": x, "weight": weight, "bias": bias, "mean": mean, "var": var}
+    state = affine(var, mean, x.shape[1], x.dtype if weight is None else weight.dtype)
+    own = affine(weight, bias, x.shape[1], state["weight"].dtype)
+    arrays = {"x": x, **own, "mean": state["bias"], "var": state["weight"]}
     outputs = {"y": "x", "new_mean": "mean", "new_var": "var"} if training else {"y": "x"}
     model = model_of("BatchNormalization", 15, arrays, outputs, epsilon=eps, momentum=momentum, training_mode=int(training))
     y, *new = run(model, arrays)
-    return (y, None, None) if absent else (y, *(new or (mean, var)))
+    return (y, None, None) if mean is None else (y, *(new or (mean, var)))
 
 
-NEEDS = (f"{__name__}:model_of", f"{__name__}:evaluator")
+SHARED = (f"{__name__}:model_of", f"{__name__}:affine")
+NEEDS = (*SHARED, f"{__name__}:evaluator")
 
 
 @functools.lru_cache(maxsize=64)
@@ -190,12 +199,14 @@ def builtins() -> Iterator[Implementation]:
     yield from modes(__name__)
 
 
+# 0.9 as a float32 attribute holds it
+_MOMENTUM = float(np.float32(0.9))
 _ROWS: dict[str, tuple[Norm, tuple[str, ...]]] = {
     "layer_normalization": (LayerNorm(), ("x", "weight", "bias", "normalized_shape", "eps")),
     "rms_normalization": (RMSNorm(eps=1e-5), ("x", "weight", "normalized_shape", "eps")),
     "group_normalization": (GroupNorm(4), ("x", "num_groups", "weight", "bias", "eps")),
     "instance_normalization": (InstanceNorm(), ("x", "weight", "bias", "eps")),
-    "batch_normalization": (BatchNorm(momentum=0.9), _STATE),
+    "batch_normalization": (BatchNorm(momentum=_MOMENTUM), _STATE),
 }
 
 

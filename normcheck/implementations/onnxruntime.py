@@ -9,11 +9,11 @@ from typing import Any
 from normcheck.contract import Contract
 from normcheck.implementations.base import Implementation
 from normcheck.implementations.numpy import FLOATS
-from normcheck.implementations.onnx import CONTRACT, Run, ThreadedRuntime, model_of, modes, row
+from normcheck.implementations.onnx import CONTRACT, SHARED, Run, ThreadedRuntime, affine, model_of, modes, row
 from normcheck.norms import InstanceNorm, LayerNorm, RMSNorm
 
 ADAPTER = ThreadedRuntime("onnxruntime", "pip install 'normcheck[onnx]'", "onnx")
-NEEDS = ("normcheck.implementations.onnx:model_of", *(f"{__name__}:{part}" for part in ("session", "value", "values")))
+NEEDS = (*SHARED, *(f"{__name__}:{part}" for part in ("session", "value", "values", "skip")))
 
 
 @functools.lru_cache(maxsize=64)
@@ -61,22 +61,28 @@ def run(model: bytes, arrays: dict[str, Any], threads: int = 0) -> list[Any]:
 
 def simplified_layer_normalization(run: Run, x: Any, weight: Any, normalized_shape: Any, eps: float) -> Any:
     """SimplifiedLayerNormalization-1."""
-    arrays, axis = {"x": x, "weight": weight}, -len(normalized_shape)
+    arrays, axis = {"x": x, "weight": affine(weight, None, normalized_shape, x.dtype)["weight"]}, -len(normalized_shape)
     return run(model_of("SimplifiedLayerNormalization", 17, arrays, {"y": "x"}, axis=axis, epsilon=eps), arrays)[0]
 
 
-def skip_layer_normalization(run: Run, x: Any, weight: Any, bias: Any, residual: Any, eps: float) -> Any:
-    """SkipLayerNormalization, and the sum."""
-    arrays = {"x": x, "residual": residual, "weight": weight, "bias": bias}
+def skip(run: Run, operator: str, x: Any, residual: Any, parameters: dict[str, Any], eps: float) -> Any:
+    """One of the norms behind a sum, and the sum; without a residual that of zeros."""
+    import numpy as np
+
+    arrays = {"x": x, "residual": np.zeros_like(x) if residual is None else residual, **parameters}
     outputs = {"y": "x", "mean": "", "rstd": "", "new_residual": "x"}
-    return tuple(run(model_of("SkipLayerNormalization", 17, arrays, outputs, "com.microsoft", epsilon=eps), arrays))
+    return tuple(run(model_of(operator, 17, arrays, outputs, "com.microsoft", epsilon=eps), arrays))
+
+
+def skip_layer_normalization(run: Run, x: Any, weight: Any, bias: Any, residual: Any, eps: float) -> Any:
+    """SkipLayerNormalization."""
+    return skip(run, "SkipLayerNormalization", x, residual, affine(weight, bias, x.shape[-1:], x.dtype), eps)
 
 
 def skip_simplified_layer_normalization(run: Run, x: Any, weight: Any, residual: Any, eps: float) -> Any:
-    """SkipSimplifiedLayerNormalization, and the sum."""
-    arrays = {"x": x, "residual": residual, "weight": weight}
-    outputs = {"y": "x", "mean": "", "rstd": "", "new_residual": "x"}
-    return tuple(run(model_of("SkipSimplifiedLayerNormalization", 17, arrays, outputs, "com.microsoft", epsilon=eps), arrays))
+    """SkipSimplifiedLayerNormalization."""
+    own = {"weight": affine(weight, None, x.shape[-1:], x.dtype)["weight"]}
+    return skip(run, "SkipSimplifiedLayerNormalization", x, residual, own, eps)
 
 
 def mean_variance_normalization(run: Run, x: Any) -> Any:

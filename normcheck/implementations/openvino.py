@@ -13,12 +13,12 @@ from typing import Any
 
 from normcheck.contract import Contract
 from normcheck.implementations.base import Implementation
-from normcheck.implementations.onnx import Run, ThreadedRuntime, modes, row
+from normcheck.implementations.onnx import SHARED, Run, ThreadedRuntime, modes, row
 from normcheck.norms import EpsPlacement, L2Norm, LayerNorm
 
 ADAPTER = ThreadedRuntime("openvino", "pip install 'normcheck[openvino]'", "onnx")
 _PARTS = ("parameter", "compiled", "tensor", "values", "mvn_model", "normalize_l2_model")
-NEEDS = ("normcheck.implementations.onnx:model_of", *(f"{__name__}:{part}" for part in _PARTS))
+NEEDS = (*SHARED, *(f"{__name__}:{part}" for part in _PARTS))
 
 
 def parameter(dtype: str, rank: int) -> Any:
