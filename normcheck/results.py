@@ -78,6 +78,7 @@ class Result:
     series : curves for the plots by name, each a sequence of (x, y) pairs
     witness : the input that shows it
     ledger : reason and link from the ledger where the outcome is xfailed or xpassed
+    bits : digest of the output's bits, where the check keeps one
     seconds : wall time that the judgement took
     """
 
@@ -99,6 +100,7 @@ class Result:
     series: Mapping[str, tuple[tuple[float, float], ...]] = field(default_factory=dict)
     witness: Witness | None = None
     ledger: str = ""
+    bits: str = ""
     seconds: float = 0.0
 
     @property
