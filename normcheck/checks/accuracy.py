@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,7 +16,7 @@ from normcheck.checks.cases import Case
 from normcheck.checks.witness import beyond, witness
 from normcheck.formats import Array
 from normcheck.regimes import REGIMES
-from normcheck.results import Outcome, Result, Severity
+from normcheck.results import Outcome, Result, Severity, Witness
 
 ID = "accuracy"
 _ELEMENTS = 2**17
@@ -59,7 +60,7 @@ def accuracy(context: Context) -> Iterator[Result]:
     Higham, Accuracy and Stability of Numerical Algorithms, chapters 3 and 4; Chan, Golub and LeVeque 1983; the derivation in
     ``normcheck.bounds``.
     """
-    shown: set[str] = set()
+    shown: dict[str, Witness | None] = {}
     for regime, width, rank, layout in _plan(context):
         try:
             shape = context.shape(_row_count(context, width), width, rank)
@@ -85,7 +86,7 @@ def _row_count(context: Context, width: int) -> int:
     return max(2, min(most, _ELEMENTS // width))
 
 
-def _judge(context: Context, regime: str, shape: tuple[int, ...], layout: str, shown: set[str]) -> Result | None:
+def _judge(context: Context, regime: str, shape: tuple[int, ...], layout: str, shown: dict[str, Witness | None]) -> Result | None:
     case = context.case(regime, shape, layout=layout)
     where: dict[str, Any] = {"regime": regime, "shape": shape, "layout": layout}
     rows = case.errors.judged()
@@ -97,13 +98,19 @@ def _judge(context: Context, regime: str, shape: tuple[int, ...], layout: str, s
     if measures["ratio_tree"] <= 1 and vacuous(case.certified, case.bound("tree"), verdicts["tree"].judged):
         return context.result(ID, Outcome.SKIPPED, "vacuous: the bound is above |y|/10 at every element", **where)
     measures |= _figures(case, output, verdicts["tree"])
-    result = _result(context, case, output, verdicts, measures, where)
-    if result.outcome in (Outcome.FAILED, Outcome.WARNED) and regime not in shown:
-        # one witness a regime is enough, and shrinking costs many calls
-        shown.add(regime)
-        name = _class(context)
-        result = replace(result, witness=witness(context, case, output, lambda smaller, out: beyond(smaller, out, name)))
+    result = replace(_result(context, case, output, verdicts, measures, where), bits=_digest(output))
+    if result.outcome is Outcome.FAILED or (result.outcome is Outcome.WARNED and regime not in shown):
+        # the smallest input of a regime stands for all of them, and shrinking costs many calls
+        if shown.get(regime) is None:
+            name = _class(context)
+            shown[regime] = witness(context, case, output, lambda smaller, out: beyond(smaller, out, name))
+        result = replace(result, witness=shown[regime])
     return result
+
+
+def _digest(output: Array) -> str:
+    """Of the output's values to the last bit, signs of zeros included; all NaN count as one."""
+    return hashlib.blake2b(np.where(np.isnan(output), np.nan, output).tobytes(), digest_size=8).hexdigest()
 
 
 def _class(context: Context) -> ClassName:
@@ -164,9 +171,9 @@ def _figures(case: Case, output: Array, verdict: Judgement) -> dict[str, float]:
     judged = verdict.judged
     if not judged.any():
         return {}
-    rounded = case.out_format.round_sum(case.certified.hi, case.certified.lo)
     figures = {"ulp": float(ulp_error(output, case.exact, case.out_format)[judged].max())}
     if not case.inner_cast:
+        rounded = case.out_format.round_sum(case.certified.hi, case.certified.lo)
         figures["correctly_rounded"] = float((output == rounded)[judged].mean())
     return figures | _decomposition(case, output)
 

@@ -157,7 +157,7 @@ def _judge(context: Context, check: str, run: Run, name: str, shown: set[str]) -
     if result.outcome.finding and f"{name} {regime}" not in shown:
         # one witness a regime is enough, and finding one costs calls
         shown.add(f"{name} {regime}")
-        result = replace(result, witness=gradient_witness(context, gradient, name, output))
+        result = replace(result, witness=gradient_witness(context, gradient, name, output) or result.witness)
     return result
 
 
@@ -254,7 +254,7 @@ def _judge_many(context: Context, run: Run, name: str, shown: set[str]) -> Resul
     result = held(context, "many-row-gradients", gradient, name, output, f"dy: {kind}", regime=kind)
     if result.outcome.bad and name not in shown:
         shown.add(name)
-        result = replace(result, witness=gradient_witness(context, gradient, name, output))
+        result = replace(result, witness=gradient_witness(context, gradient, name, output) or result.witness)
     rows = gradient.judge(name, output, "rows").worst_ratio
     return replace(result, measures={**result.measures, "ratio_rows": rows})
 
@@ -318,7 +318,7 @@ def _judge_zero(context: Context, run: Callable[[], tuple[Ran, Ran]], name: str)
     if passes(context, gradient, name, output) or not passes(context, usual, name, usual.rows_of(base, name)):
         return context.result("zero-weight-gradients", Outcome.PASSED, shape=tuple(gradient.case.fold.shape), regime=regime)
     result = held(context, "zero-weight-gradients", gradient, name, output, "weights are 0, 1e-6, -1 and 1", regime=regime)
-    return replace(result, witness=gradient_witness(context, gradient, name, output))
+    return replace(result, witness=gradient_witness(context, gradient, name, output) or result.witness)
 
 
 @register("affine-gradients", applies=_needs_parameters, requires=_REQUIRES)
