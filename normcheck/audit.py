@@ -15,9 +15,11 @@ from typing import Any
 
 from normcheck import ledger
 from normcheck.born import born
+from normcheck.engine import planning
 from normcheck.engine.jobs import Place
 from normcheck.engine.journal import Journal
 from normcheck.engine.lanes import Limits
+from normcheck.engine.planning import Costs
 from normcheck.engine.run import run_all
 from normcheck.engine.units import PROFILES, THREADS, Unit, plan
 from normcheck.implementations import Implementation
@@ -166,6 +168,8 @@ def audit(
     memory_limit: int | None = None,
     shard: tuple[int, int] | None = None,
     scheduler: Any = None,
+    budget: float | None = None,
+    costs: Costs | None = None,
     selection: Mapping[str, Any] | None = None,
 ) -> Audit:
     """Run checks on implementations.
@@ -186,11 +190,13 @@ def audit(
     memory_limit : bytes that a worker process may allocate; None for no limit
     shard : (3, 8) for the third of eight parts; `normcheck.merging.merge` joins them
     scheduler : address of a dask scheduler, a ``distributed.Client``, or any ``concurrent.futures.Executor``, to run on
+    budget : seconds for the whole; the most telling checks come first, and what there was no time for is skipped
+    costs : what tasks are expected to take, from an earlier audit; None for normcheck's own table
     selection : how the implementations were chosen, kept in the journal
 
     Raises
     ------
-    ValueError : for unknown options, see `plan`
+    ValueError : for unknown options, see `plan`; for several workers without isolation; for a budget on a cluster
     JournalError : if the journal cannot be written, or was begun with other settings
     EngineError : if no worker process can be started
     Interrupted : on Ctrl-C, with what was measured until then
@@ -217,7 +223,8 @@ def audit(
     with contextlib.closing(kept) if kept is not None else contextlib.nullcontext():
         results = {} if kept is None else kept.known(units)
         facts = facts if kept is None else kept.header["born"]
-        options = {"isolation": isolation, "limits": limits, "known": dict(results), "scheduler": scheduler}
+        limited = None if budget is None else planning.budget(units, budget, costs or planning.measured(profile))
+        options = {"isolation": isolation, "limits": limits, "known": dict(results), "scheduler": scheduler, "budget": limited}
         return _collected(units, results, facts, run_all(units, workers, **options), kept, progress)
 
 

@@ -1,4 +1,4 @@
-"""The command line: ``normcheck audit | check | merge | hunt | list | explain | report | certify``."""
+"""The command line: ``normcheck audit | check | merge | compare | history | hunt | list | explain | report | certify``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import normcheck
-from normcheck import commands
+from normcheck import commands, past
 from normcheck.console import print_table, progress
 from normcheck.judging import EXIT_CODES, claiming, tell_missing
 from normcheck.options import OptionError, implementation_of, one_of
@@ -49,7 +49,7 @@ def main() -> None:
     """Hold implementations of normalization layers against the mathematics that they claim to compute."""
 
 
-for command in commands.COMMANDS:
+for command in (*commands.COMMANDS, *past.COMMANDS):
     main.add_command(command)
 
 

@@ -2,15 +2,36 @@
 
 from __future__ import annotations
 
+import contextlib
+import fnmatch
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from normcheck.console import console, progress
-from normcheck.judging import EXIT_CODES, claiming, finish, judging, one_line, print_plan, run, tell_missing, workers_of
+from normcheck.console import console, print_table, progress
+from normcheck.judging import (
+    DURATION,
+    EXIT_CODES,
+    claiming,
+    finish,
+    judging,
+    lasting,
+    one_line,
+    print_plan,
+    read,
+    run,
+    tell_missing,
+    workers_of,
+)
 from normcheck.options import OptionError, checked, chosen, implementation_of
+
+if TYPE_CHECKING:
+    from normcheck.audit import Audit
+    from normcheck.engine.planning import Costs
+    from normcheck.implementations import Implementation
 
 PLANNED = ("profile", "checks", "dtypes", "devices", "seed")
 
@@ -39,10 +60,17 @@ class _Shard(click.ParamType):  # type: ignore[type-arg]
 @click.option("--resume", "resumed", type=_FOLDER, metavar="DIR", help="Go on with the audit that was broken off there.")
 @click.option("--shard", type=_Shard(), metavar="I/N", help="Only this part of the plan; `normcheck merge` joins them.")
 @click.option("--scheduler", metavar="ADDRESS", help="Run on a dask cluster, such as tcp://10.0.0.1:8786.")
-@click.option("--dry-run", is_flag=True, help="Print what would be judged, and stop.")
+@click.option("--budget", type=DURATION, metavar="TIME", help="Stop in time, such as 10m; the most telling checks come first.")
+@click.option("--baseline", type=click.Path(exists=True, path_type=Path), help="A stored audit; say what has changed since.")
+@click.option("--fail-on", type=click.Choice(["any", "new"]), default="any", show_default=True, help="With --baseline.")
+@click.option(
+    "--keep", type=click.Path(file_okay=False, path_type=Path), metavar="DIR", help="Also keep the audit there, by date."
+)
+@click.option("--dry-run", is_flag=True, help="Print what would be judged and how long it may take, and stop.")
 @click.option("--faults", "zoo", is_flag=True, help="Judge the zoo of faults and the sound norms beside it instead.")
 @click.option("--fault", "globs", multiple=True, metavar="GLOB", help="As --faults, but only what has such a name.")
 @click.option("--kind", "kinds", multiple=True, metavar="K01", help="As --faults, but only faults of this kind.")
+@click.option("--model", metavar="TARGET", help="Judge the norm layers in a model instead: module:build returns it and inputs.")
 @click.pass_context
 def audit(ctx: click.Context, /, **options: Any) -> None:
     """Judge the norms that are installed and write a report folder.
@@ -51,23 +79,29 @@ def audit(ctx: click.Context, /, **options: Any) -> None:
     """
     given = _stored(ctx, options) if options["resumed"] is not None else options
     planned = checked({key: given[key] for key in PLANNED})
+    if given["model"]:
+        chosen_profile = ctx.get_parameter_source("profile") is not click.core.ParameterSource.DEFAULT
+        _judge_model(given, planned if chosen_profile else {**planned, "profile": "quick"})
+        return
     workers = workers_of(given["workers"], given["isolation"])
     if given["zoo"] or given["globs"] or given["kinds"]:
         _judge_zoo(given, planned, workers)
         return
     found = chosen(given["names"], given["framework"])
     tell_missing(given["framework"])
+    costs = _costs(given["output"], planned["profile"])
     if given["dry_run"]:
-        _show_plan(found, planned)
+        _show_plan(found, planned, costs, workers)
         return
-    running = {key: given[key] for key in ("isolation", "time_limit", "memory_limit", "shard", "scheduler")}
+    running = {key: given[key] for key in ("isolation", "time_limit", "memory_limit", "shard", "scheduler", "budget")}
     kept = {
         "journal": given["output"] / "journal.jsonl",
         "resume": given["resumed"] is not None,
         "selection": {"names": list(given["names"]), "framework": given["framework"]},
     }
-    done = run(found, {**planned, **running, **kept, "workers": workers})
-    finish(*done, given["output"], fail_on_warning=given["fail_on_warning"], strict_ledger=given["strict_ledger"])
+    done, interrupted = run(found, {**planned, **running, **kept, "workers": workers, "costs": costs})
+    done = done if done is None else _with_the_rest(done, found, given)
+    _end(done, interrupted, given)
 
 
 @click.command(epilog=EXIT_CODES)
@@ -109,20 +143,51 @@ def merge(output: Path, sources: Sequence[Path], fail_on_warning: bool, strict_l
     finish(whole, False, output, fail_on_warning=fail_on_warning, strict_ledger=strict_ledger)
 
 
-def read(source: Path) -> Any:
-    """The audit of a file, or of a report folder.
+def _end(done: Audit | None, interrupted: bool, given: Mapping[str, Any]) -> None:
+    """Keep the audit where audits are kept, hold it against its baseline, and finish."""
+    from normcheck.history import keep
+    from normcheck.past import against
 
-    Raises
-    ------
-    UsageError : if there is none
-    """
-    from normcheck.audit import Audit
+    known = None if given["baseline"] is None else against(given["baseline"], given["fail_on"] == "new")
+    if done is not None and given["keep"] is not None and not interrupted:
+        keep(done, given["keep"])
+    counted = {name: given[name] for name in ("fail_on_warning", "strict_ledger")}
+    finish(done, interrupted, given["output"], **counted, known=known)
 
-    path = source / "audit.json" if source.is_dir() else source
+
+def _with_the_rest(audit: Audit, found: Sequence[Implementation], given: Mapping[str, Any]) -> Audit:
+    """The audit, with what adapters found and do not judge as skipped results, and for which code each implementation stands."""
+    from normcheck.implementations import unjudged
+    from normcheck.results import Outcome, Result
+
+    wanted = given["names"] or ("*",)
+    rest = {name: reason for name, reason in unjudged().items() if any(fnmatch.fnmatch(name, glob) for glob in wanted)}
+    rest = {} if given["framework"] not in (None, "torch") or given["shard"] not in (None, (1, 1)) else rest
+    skipped = tuple(Result("output-form", name, "", "float32", Outcome.SKIPPED, message=reason) for name, reason in rest.items())
+    alike = {one.name: list(one.alike) for one in found if one.alike}
+    return replace(audit, results=(*audit.results, *skipped), born={**audit.born, **({"alike": alike} if alike else {})})
+
+
+def _judge_model(given: Mapping[str, Any], planned: Mapping[str, Any]) -> None:
+    """Judge the norm layers in a model, show and write their table, and exit with the code that they deserve."""
+    from normcheck import models
+    from normcheck.implementations import TargetError
+
+    for name in ("dtypes", "devices"):
+        if planned[name]:
+            raise OptionError(f"--{name[:-1]} with --model, but a model has its own")
     try:
-        return Audit.read(path)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise click.UsageError(f"{path} is no audit: {type(error).__name__}: {error}") from None
+        with progress() as moved:
+            own = {key: planned[key] for key in ("profile", "checks", "seed")}
+            judged = models.audit_model(*models.build(given["model"]), progress=moved, **own)
+    except (models.ModelError, TargetError) as error:
+        raise OptionError(str(error)) from None
+    shown = [models.COLUMNS.index(name) for name in models.SHOWN]
+    rows = [[row[place] for place in shown] for row in models.table(judged)]
+    print_table(f"Norm layers of {judged.born['model']}", models.SHOWN, rows)
+    given["output"].mkdir(parents=True, exist_ok=True)
+    (given["output"] / "layers.md").write_text(models.markdown(judged), encoding="utf-8")
+    finish(judged, False, given["output"], fail_on_warning=given["fail_on_warning"], strict_ledger=given["strict_ledger"])
 
 
 def _stored(ctx: click.Context, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -153,10 +218,26 @@ def _plain(value: Any) -> Any:
     return list(value) or None if isinstance(value, tuple | list) else value
 
 
-def _show_plan(found: Sequence[Any], planned: Mapping[str, Any]) -> None:
+def _costs(folder: Path, profile: str) -> Costs:
+    """What tasks are expected to take: as in the audit that the folder holds, if it is of this profile, or as is usual."""
+    from normcheck.audit import Audit
+    from normcheck.engine import planning
+
+    path = folder / "audit.json"
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        stored = Audit.read(path)
+        if stored.born.get("profile") == profile:
+            return planning.of_results(stored.results, profile, f"as in {path}")
+    return planning.measured(profile)
+
+
+def _show_plan(found: Sequence[Any], planned: Mapping[str, Any], costs: Costs, workers: int) -> None:
     from normcheck.audit import plan
 
-    print_plan(plan(found, **planned))
+    units = plan(found, **planned)
+    print_plan(units, costs)
+    many = f"{workers} workers" if workers > 1 else "one worker"
+    click.echo(f"About {lasting(costs.wall(units, workers))} with {many}, {costs.source}.")
 
 
 def _judge_zoo(given: Mapping[str, Any], planned: Mapping[str, Any], workers: int) -> None:

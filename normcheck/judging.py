@@ -16,6 +16,7 @@ from normcheck.flags import JUDGING, Flag
 
 if TYPE_CHECKING:
     from normcheck.audit import Audit, Unit
+    from normcheck.engine.planning import Costs
     from normcheck.implementations import Implementation
 
 EXIT_CODES = """\b
@@ -191,10 +192,39 @@ def finish(
     raise click.exceptions.Exit(0 if passed and not outcomes & counted else 1)
 
 
-def print_plan(units: Sequence[Unit]) -> None:
-    """What would be judged, one line for each unit."""
-    rows = [(u.context.implementation.name, u.context.dtype, u.context.device, " ".join(c.id for c in u.checks)) for u in units]
-    print_table(f"{len(units)} parts", ("implementation", "dtype", "device", "checks"), rows)
+def read(source: Path) -> Any:
+    """The audit of a file, or of a report folder.
+
+    Raises
+    ------
+    UsageError : if there is none
+    """
+    from normcheck.audit import Audit
+
+    path = source / "audit.json" if source.is_dir() else source
+    try:
+        return Audit.read(path)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise click.UsageError(f"{path} is no audit: {type(error).__name__}: {error}") from None
+
+
+def print_plan(units: Sequence[Unit], costs: Costs | None = None) -> None:
+    """What would be judged, one line for each unit, with the time that it may take."""
+    rows = []
+    for unit in units:
+        context = unit.context
+        about = () if costs is None else (lasting(costs.total([unit])),)
+        rows.append((context.implementation.name, context.dtype, context.device, *about, " ".join(c.id for c in unit.checks)))
+    time = () if costs is None else ("about",)
+    print_table(f"{len(units)} parts", ("implementation", "dtype", "device", *time, "checks"), rows)
+
+
+def lasting(seconds: float) -> str:
+    """A time in words: two figures are enough of what is only expected."""
+    if seconds < 99.5:
+        return f"{seconds:.2g} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
 def tell_missing(framework: str | None) -> None:

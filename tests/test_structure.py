@@ -23,7 +23,7 @@ FLOORS = (
     ("checks",),
     ("engine", "audit", "born", "ledger", "models", "zoo", "history", "merging", "identify", "power", "depth"),
     ("reporters",),
-    ("recipes", "variation", "hunt", "flags", "options", "topics", "console", "judging", "commands", "strategies", "testing")
+    ("recipes", "variation", "hunt", "flags", "options", "topics", "console", "judging", "commands", "past", "strategies", "testing")
     + ("pytest_plugin", "cli"),
     ("__main__",),
 )
