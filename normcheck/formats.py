@@ -88,7 +88,16 @@ class Format:
         h, low = np.broadcast_arrays(np.asarray(hi, np.float64), np.asarray(lo, np.float64))
         if self.p == 53:
             return np.where(np.isfinite(h) & np.isfinite(low), h + low, h)
-        return self.round(to_odd(h, low))
+        rounded = np.asarray(self.round(h))
+        undecided = np.asarray((low != 0) & self._may_be_midpoint(h))
+        if undecided.any():
+            rounded[undecided] = self.round(to_odd(h[undecided], low[undecided]))
+        return rounded
+
+    def _may_be_midpoint(self, x: Array) -> Mask:
+        """False only where x is not half way between two neighbours, so that half an ulp of float64 cannot move its rounding."""
+        below = np.uint64(1 << (53 - self.p))
+        return np.asarray(((_bits(x) & (below - np.uint64(1))) == below >> np.uint64(1)) | (np.abs(x) < self.min_normal))
 
     def representable(self, x: npt.ArrayLike) -> Mask:
         """Which finite elements are values of the format."""

@@ -106,35 +106,43 @@ class GradientErrors:
         u, r = self.forward.compute.u, self._r
         with np.errstate(all="ignore"):
             rho = self._rho(allowed)[:, None]
-            error = np.abs(exact) * (rho + 3 * u)
+            error = np.abs(exact)
+            error *= rho + 3 * u
             if not self.forward.given:
-                error = error + r * (1 + rho) * self._brackets(allowed)
+                inside = self._brackets(allowed)
+                inside *= r * (1 + rho)
+                error += inside
             if self.besides:
                 error = error + u * np.abs(exact) + self._stored(self._through_norm())
-            error = error * (1 + 4 * u * (allowed.height + 8)) + self._underflow(allowed)
-            return np.where(self._settled(allowed)[:, None], error, np.inf)
+            error *= 1 + 4 * u * (allowed.height + 8)
+            error += self._underflow(allowed)
+            error[~self._settled(allowed)] = np.inf
+            return error
 
     def branches(self) -> Array:
         """What autograd loses where x has several gradients, each rounded to storage, (R, D)."""
         with np.errstate(all="ignore"):
-            n, q = np.abs(self._n), np.abs(self._q)
-            size = self._r * (np.abs(self._g) + n * q + self._mean(np.abs(self._g)) + self._mean(n) * q)
+            n, q = self._abs_n, np.abs(self._q)
+            size = self._r * (self._abs_g + n * q + self._mean_g + self._mean(n) * q)
             return _BRANCHES * self._stored(size)
 
     def dweight(self, allowed: ErrorClass, height: int) -> Array:
         """E_dw of the module docstring, (parameters,), for sums of this height."""
         forward, u = self.forward, self.forward.compute.u
         with np.errstate(all="ignore"):
-            n = np.abs(self._standardized)
+            n = np.abs(forward.normalized)
             error = forward.standardized(allowed)
             if self.saved is not None:
                 error = error + self.saved.u * (n + np.abs(forward.certified.mean)[:, None] * self._r)
             if self.inner:
                 error = error + 2 * self.storage.u * n
-            summed = (height + 3) * u * n
             if self.fold.repeat != 1 and forward.standardization.center:
-                summed = (height + 4) * u * self._r * (np.abs(forward.rows) + np.abs(forward.certified.mean)[:, None])
-            total = per_parameter(self.fold, np.abs(self.dy) * (error + summed)) * (1 + 4 * u * (allowed.height + 8))
+                error += (height + 4) * u * self._r * (np.abs(forward.rows) + np.abs(forward.certified.mean)[:, None])
+            else:
+                n *= (height + 3) * u
+                error += n
+            error *= np.abs(self.dy)
+            total = per_parameter(self.fold, error) * (1 + 4 * u * (allowed.height + 8))
             return total + (height + 1) * forward.compute.min_subnormal
 
     def dbias(self, height: int) -> Array:
@@ -158,9 +166,8 @@ class GradientErrors:
         x, mu = np.abs(self.forward.rows), np.abs(self.forward.certified.mean)[:, None]
         with np.errstate(all="ignore"):
             rho, tau = self._rho(allowed)[:, None], self._tau(allowed)
-            g, n, q = self._mean(np.abs(self._g)), self._mean(np.abs(self._n)), np.abs(self._q)
-            products = self._p * self._mean(np.abs(self._g * self._standardized))
-            dq = self._dq(allowed, products, rho, tau)
+            g, n, q = self._mean_g, self._mean(self._abs_n), np.abs(self._q)
+            dq = self._dq(allowed, rho, tau)
             error = u * (h + 8) * g + 6 * u * n * q + tau * (q + dq) + ((h + 3) * u * n + tau) * q
             error = error + u * n * (q + dq) + 4 * u * self._r * q * self._mean(x + mu)
             error = self._r * (1 + rho) * error + self._mean(self._underflow(allowed))
@@ -168,6 +175,10 @@ class GradientErrors:
 
     def judged(self) -> Mask:
         """Which rows can be judged, (R,): those of the forward pass on which r**3 and its reciprocal are in range as well."""
+        return self._judged
+
+    @functools.cached_property
+    def _judged(self) -> Mask:
         top = (self.forward.compute.emax + 1) / 3
         scale = self.forward.certified.scale
         with np.errstate(all="ignore"):
@@ -182,13 +193,23 @@ class GradientErrors:
         return self.dy if self.forward.weight is None else self.forward.weight * self.dy
 
     @functools.cached_property
-    def _standardized(self) -> Array:
-        return self.forward.normalized
+    def _abs_g(self) -> Array:
+        return np.abs(self._g)
+
+    @functools.cached_property
+    def _mean_g(self) -> Array:
+        """G, (R, 1)."""
+        return self._mean(self._abs_g)
 
     @functools.cached_property
     def _n(self) -> Array:
         """n where it moves S, else 0."""
-        return np.where(self._moves, self._standardized, 0.0)
+        n = self.forward.normalized
+        return n if self._moves.all() else np.where(self._moves, n, 0.0)
+
+    @functools.cached_property
+    def _abs_n(self) -> Array:
+        return np.abs(self._n)
 
     @functools.cached_property
     def _moves(self) -> Mask:
@@ -209,7 +230,11 @@ class GradientErrors:
 
     @functools.cached_property
     def _q(self) -> Array:
-        return self._p * self._mean(self._g * self._standardized)
+        return self._p * self._mean(self._products)
+
+    @functools.cached_property
+    def _products(self) -> Array:
+        return self._g * self.forward.normalized
 
     def _mean(self, values: Array) -> Array:
         return np.asarray(values.mean(axis=1, keepdims=True))
@@ -250,27 +275,52 @@ class GradientErrors:
 
     def _brackets(self, allowed: ErrorClass) -> Array:
         u, h, center = self.forward.compute.u, allowed.height, self.forward.standardization.center
-        x, mu = np.abs(self.forward.rows), np.abs(self.forward.certified.mean)[:, None]
         rho, tau = self._rho(allowed)[:, None], self._tau(allowed)
-        g, n, q, r = np.abs(self._g), np.abs(self._n), np.abs(self._q), self._r
-        size = self._mean(g) if center else 0.0
-        moved = n * rho + tau
-        products = self._p * self._mean(np.abs(self._g * self._standardized))
-        dq = self._dq(allowed, products, rho, tau)
-        error = u * (3 * g + (h + 5) * size) + 6 * u * n * q + n * dq + moved * (q + dq)
-        error = error + 4 * u * r * q * np.where(self._moves, x + mu, 0.0)
+        g, n, q = self._abs_g, self._abs_n, np.abs(self._q)
+        size = self._mean_g if center else 0.0
+        dq = self._dq(allowed, rho, tau)
+        error = 3 * g
+        error += (h + 5) * size
+        error *= u
+        part = 6 * u * n
+        part *= q
+        error += part
+        error += np.multiply(n, dq, out=part)
+        moved = np.multiply(n, rho, out=part)
+        moved += tau
+        moved *= q + dq
+        error += moved
+        error += self._applied(4 * u * self._r * q)
         if center:
-            error = error + ((h + 3) * u * self._mean(n) + tau) * q
+            error += ((h + 3) * u * self._mean(n) + tau) * q
         if self.inner:
             least = 0.5 * self.storage.min_subnormal
-            error = error + self.storage.u * (g + size + n * products) + least * (2 + n * self._p * self._mean(n))
+            products = n * self._sizes
+            error = error + self.storage.u * (g + size + products) + least * (2 + n * self._p * self._mean(n))
         return error
 
-    def _dq(self, allowed: ErrorClass, products: Array, rho: Array, tau: Array) -> Array:
-        u, h = self.forward.compute.u, allowed.height
+    def _applied(self, factor: Array) -> Array:
+        """A factor (R, 1) times |x| + |mu| where x moves S, else 0; (R, D)."""
+        size = np.abs(self.forward.rows)
+        size += np.abs(self.forward.certified.mean)[:, None]
+        if not self._moves.all():
+            size[:, ~self._moves] = 0.0
+        size *= factor
+        return size
+
+    @functools.cached_property
+    def _sizes(self) -> Array:
+        """Q, (R, 1)."""
+        return self._p * self._mean(np.abs(self._products))
+
+    @functools.cached_property
+    def _apart(self) -> Array:
         mu = np.abs(self.forward.certified.mean)[:, None]
-        apart = self._p * self._r * (self._mean(np.abs(self._g * self.forward.rows)) + mu * self._mean(np.abs(self._g)))
-        own = u * ((h + 7) * products + (h + 4) * apart)
+        return self._p * self._r * (self._mean(np.abs(self._g * self.forward.rows)) + mu * self._mean_g)
+
+    def _dq(self, allowed: ErrorClass, rho: Array, tau: Array) -> Array:
+        u, h = self.forward.compute.u, allowed.height
+        own = u * ((h + 7) * self._sizes + (h + 4) * self._apart)
         return own + (rho + self._root_error(allowed)) * np.abs(self._q) + tau * self._p * np.abs(self._mean(self._g))
 
     def _stored(self, size: Array) -> Array:
@@ -286,4 +336,10 @@ class GradientErrors:
 
     def _underflow(self, allowed: ErrorClass) -> Array:
         eta, h, r = self.forward.compute.min_subnormal, allowed.height, self._r
-        return eta * (2 + (h + 4) * r * (1 + np.abs(self._n) * (1 + r) * np.abs(self._p)))
+        lost = self._abs_n * (1 + r)
+        lost *= np.abs(self._p)
+        lost += 1
+        lost *= (h + 4) * r
+        lost += 2
+        lost *= eta
+        return lost

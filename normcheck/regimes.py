@@ -7,6 +7,7 @@ already show what many would.
 
 from __future__ import annotations
 
+import functools
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -110,6 +111,7 @@ class Regime:
 REGIMES: dict[str, Regime] = {}
 
 
+@functools.lru_cache(maxsize=64)
 def weights(size: int, fmt: Format, seed: int, offset: float = 0.0) -> Array:
     """Weights of mixed sign and away from 1, one in sixteen exactly 0 and one in sixteen near 1e-3, exact in the format.
 
@@ -120,6 +122,10 @@ def weights(size: int, fmt: Format, seed: int, offset: float = 0.0) -> Array:
     offset : where it is not 0 (Gemma's 1 + w), the weights lie around 0, with |w| from 1e-3 to 0.5, so that it matters how
         offset + w is formed
 
+    Returns
+    -------
+    (size,) float64 array that is kept for the next call, and so cannot be written
+
     Raises
     ------
     ValueError : for a negative size or seed
@@ -128,15 +134,16 @@ def weights(size: int, fmt: Format, seed: int, offset: float = 0.0) -> Array:
     rng = _generator("weights", fmt, seed, size)
     sign = rng.choice([-1.0, 1.0], size)
     if offset != 0.0:
-        return fmt.round(sign * _log_uniform(rng, 1e-3, 0.5, size))
+        return _kept(fmt.round(sign * _log_uniform(rng, 1e-3, 0.5, size)))
     amount = np.where(rng.random(size) < 0.5, rng.uniform(0.3, 0.8, size), rng.uniform(1.25, 2.5, size))
     kind = rng.integers(0, 16, size)
     kind[:1] = 2
-    return fmt.round(sign * np.select([kind == 0, kind == 1], [0.0, amount * 1e-3], amount))
+    return _kept(fmt.round(sign * np.select([kind == 0, kind == 1], [0.0, amount * 1e-3], amount)))
 
 
+@functools.lru_cache(maxsize=64)
 def biases(size: int, fmt: Format, seed: int) -> Array:
-    """Biases between -1 and 1, one in sixteen exactly 0, exact in the format.
+    """Biases between -1 and 1, one in sixteen exactly 0, exact in the format; kept as weights are.
 
     Raises
     ------
@@ -144,7 +151,12 @@ def biases(size: int, fmt: Format, seed: int) -> Array:
     """
     _check("size", size)
     rng = _generator("biases", fmt, seed, size)
-    return fmt.round(np.where(rng.integers(0, 16, size) == 0, 0.0, rng.uniform(-1.0, 1.0, size)))
+    return _kept(fmt.round(np.where(rng.integers(0, 16, size) == 0, 0.0, rng.uniform(-1.0, 1.0, size))))
+
+
+def _kept(made: Array) -> Array:
+    made.flags.writeable = False
+    return made
 
 
 def _check(name: str, value: int, least: int = 0) -> None:

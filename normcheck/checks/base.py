@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import itertools
@@ -93,7 +94,7 @@ class Context:
         """Whether statistics come from the rows themselves."""
         return self.training or not self.norm.has_running
 
-    @property
+    @functools.cached_property
     def widths(self) -> tuple[int, ...]:
         """Row widths of the profile that the norm and the implementation can take; else those that they name."""
         usual = [width for width in WIDTHS[self.profile] if self.can_take(width)]
@@ -378,7 +379,11 @@ def ulp_error(output: Array, exact: Array, fmt: Format) -> Array:
     with np.errstate(all="ignore"):
         top = np.abs(exact).max(axis=1, initial=0.0, keepdims=True)
         safe = np.where((top > 0) & np.isfinite(top), top, 1.0)
-        rms = np.sqrt(((exact / safe) ** 2).mean(axis=1, keepdims=True)) * safe
-        scale = np.fmin(np.fmax(np.abs(exact), rms), fmt.max)
-        ulps = np.abs(output - exact) / fmt.ulp(scale)
+        squares = exact / safe
+        squares *= squares
+        rms = np.sqrt(squares.mean(axis=1, keepdims=True)) * safe
+        scale = np.abs(exact, out=squares)
+        np.fmin(np.fmax(scale, rms, out=scale), fmt.max, out=scale)
+        ulps = np.abs(output - exact)
+        ulps /= fmt.ulp(scale)
         return np.where(np.isnan(output), np.inf, np.where(scale > 0, ulps, 0.0))

@@ -77,7 +77,7 @@ class Torch:
             raise TypeError(f"returned {type(native).__name__}, but should return a torch.Tensor")
         tensor = native.detach().cpu()
         real = tensor.real if tensor.is_complex() else tensor
-        return np.array(real.to(torch.float64).numpy(), order="C"), str(native.dtype).removeprefix("torch.")
+        return np.asarray(real.to(torch.float64, copy=True).numpy(), order="C"), str(native.dtype).removeprefix("torch.")
 
     def bind(self, module: Any, state: Mapping[str, Any], training: bool, dtype: str, device: str) -> Callable[..., Any]:
         """Bring the module to device and dtype, then put in parameters and buffers. What is not given keeps its initial value."""
