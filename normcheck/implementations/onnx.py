@@ -10,7 +10,7 @@ import importlib.metadata
 import importlib.util
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -118,11 +118,12 @@ def model_of(
 
 
 def affine(weight: Any, bias: Any, shape: Any, dtype: Any) -> dict[str, Any]:
-    """Weight and bias of a node that must have both; ones and zeros where none are given."""
+    """Weight and bias of a node that must have both, in this shape; ones and zeros where none are given."""
     import numpy as np
 
-    ones, zeros = np.ones(shape, dtype), np.zeros(shape, dtype)
-    return {"weight": ones if weight is None else weight, "bias": zeros if bias is None else bias}
+    weight = np.ones(shape, dtype) if weight is None else weight
+    bias = np.zeros(shape, dtype) if bias is None else bias
+    return {"weight": weight.reshape(shape), "bias": bias.reshape(shape)}
 
 
 def layer_normalization(run: Run, x: Any, weight: Any, bias: Any, normalized_shape: Any, eps: float) -> Any:
@@ -185,18 +186,21 @@ CONTRACT = Contract(eps_dtype="float32")
 # momentum is the old statistic's share, and the running variance is the biased one
 MOVING = Contract(eps_dtype="float32", running_ddof=0, momentum_convention="keras")
 HALVES = FLOATS[2:]
-# batches of one element have no variance; the rest of the specification holds for all
 _STATE = ("x", "weight", "bias", "running_mean", "running_var", "training", "momentum", "eps")
 _MANY = range(2, 2**62)
 
 
 def builtins() -> Iterator[Implementation]:
-    """The reference evaluator's norms."""
+    """The reference evaluator's norms. GroupNormalization is specified to compute in float32 whatever the dtype."""
     yield row(__name__, "LayerNormalization", "layer_normalization")
     yield row(__name__, "RMSNormalization", "rms_normalization")
-    yield row(__name__, "GroupNormalization", "group_normalization")
-    yield row(__name__, "InstanceNormalization", "instance_normalization")
-    yield from modes(__name__)
+    rounded = replace(CONTRACT, cast="before_weight")
+    yield row(__name__, "GroupNormalization", "group_normalization", contract=rounded, dtypes=FLOATS[1:])
+    # where no arithmetic is specified it is that of the input's dtype
+    own = replace(CONTRACT, compute="bfloat16")
+    yield row(__name__, "InstanceNormalization", "instance_normalization", contract=own)
+    for mode in modes(__name__):
+        yield mode if mode.training else replace(mode, contract=replace(mode.contract, compute="bfloat16"))
 
 
 # 0.9 as a float32 attribute holds it
