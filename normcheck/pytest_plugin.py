@@ -98,6 +98,7 @@ class Recorder:
         self.audit: Audit | None = None
         self.written: tuple[Path, ...] = ()
         self.annotations: tuple[str, ...] = ()
+        self.collected = 0
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Keep what an item found."""
@@ -105,7 +106,11 @@ class Recorder:
         if text is not None:
             self.told.append(json.loads(text))
 
-    def pytest_sessionfinish(self) -> None:
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """Count the items that judge; with xdist the workers know them."""
+        self.collected = sum(TASK in item.stash for item in session.items)
+
+    def pytest_sessionfinish(self, exitstatus: int) -> None:
         """Write the report, also of a session that was interrupted; not in the workers of xdist, which report elsewhere."""
         if not self.told or hasattr(self.config, "workerinput"):
             return
@@ -113,7 +118,13 @@ class Recorder:
         from normcheck.reporters import github
         from normcheck.testing import record
 
-        self.audit = record.audit(self.told, self.config.invocation_params.args, self.config.getoption("normcheck_seed") or 0)
+        stopped = f"{len(self.told)}{f' of {self.collected}' if self.collected else ''} checks were done"
+        self.audit = record.audit(
+            self.told,
+            self.config.invocation_params.args,
+            self.config.getoption("normcheck_seed") or 0,
+            stopped if exitstatus == pytest.ExitCode.INTERRUPTED else "",
+        )
         folder = self.config.getoption("normcheck_report")
         if folder:
             self.written = reporters.write_folder(self.audit, self.config.invocation_params.dir / folder)

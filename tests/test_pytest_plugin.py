@@ -410,6 +410,7 @@ def test_workers_of_xdist_report_together(project: pytest.Pytester) -> None:
         return sorted((r.implementation, r.check, r.regime, str(r.shape), r.layout, r.outcome) for r in results)
 
     assert outcomes("one") == outcomes("two")
+    assert "interrupted" not in normcheck.Audit.read("two/audit.json").born
 
 
 def test_random_order_changes_no_outcome(project: pytest.Pytester) -> None:
@@ -424,7 +425,7 @@ def test_random_order_changes_no_outcome(project: pytest.Pytester) -> None:
 
 @pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["one process", "xdist"])
 def test_an_interrupted_session_leaves_its_report(project: pytest.Pytester, workers: tuple[str, ...]) -> None:
-    """After Ctrl-C the report holds what was judged until then."""
+    """After Ctrl-C the report holds what was judged until then, and says that it is no more."""
     if workers:
         pytest.importorskip("xdist")
     project.makepyfile(
@@ -452,7 +453,12 @@ def test_an_interrupted_session_leaves_its_report(project: pytest.Pytester, work
         text, _ = process.communicate(timeout=60)
     assert process.returncode == pytest.ExitCode.INTERRUPTED
     assert "Written: " in text
-    assert {r.implementation for r in normcheck.Audit.read("report/audit.json").results} >= {"sound"}
+    audit = normcheck.Audit.read("report/audit.json")
+    assert {r.implementation for r in audit.results} >= {"sound"}
+    done = audit.born["interrupted"]
+    assert re.fullmatch(r"[12] checks were done" if workers else r"2 of 2 checks were done", done)
+    assert f"Interrupted: {done}." in text
+    assert f"Interrupted: {done}." in Path("report/report.md").read_text(encoding="utf-8")
 
 
 def test_without_the_plugin_items_still_judge(project: pytest.Pytester) -> None:

@@ -17,7 +17,7 @@ from normcheck.results import Result
 MOST = 12
 
 
-def audit(told: Sequence[Mapping[str, Any]], arguments: Iterable[str], seed: int) -> Audit:
+def audit(told: Sequence[Mapping[str, Any]], arguments: Iterable[str], seed: int, interrupted: str = "") -> Audit:
     """What the items of a session told, as an audit.
 
     Parameters
@@ -25,6 +25,7 @@ def audit(told: Sequence[Mapping[str, Any]], arguments: Iterable[str], seed: int
     told : the records of `Task.record`, in the order in which they came
     arguments : pytest's
     seed : of all random inputs
+    interrupted : how far the session came, if it was interrupted
     """
     results = [Result.from_dict(result) for one in told for result in one["results"]]
     profiles = " ".join(sorted({one["profile"] for one in told}))
@@ -36,6 +37,7 @@ def audit(told: Sequence[Mapping[str, Any]], arguments: Iterable[str], seed: int
         threads=THREADS,
         command=shlex.join(["pytest", *arguments]),
     )
+    facts |= {"interrupted": interrupted} if interrupted else {}
     ordered = sorted(results, key=lambda result: (result.implementation, result.dtype))
     return Audit(ledger.apply(ordered, profile=min((one["profile"] for one in told), key=_rank, default="deep")), facts)
 
