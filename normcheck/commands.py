@@ -109,9 +109,10 @@ def audit(ctx: click.Context, /, **options: Any) -> None:
 @click.option("--output", type=click.Path(file_okay=False, path_type=Path), help="Write a report folder as well.")
 @judging
 def check(target: str, output: Path | None, fail_on_warning: bool, strict_ledger: bool, **options: Any) -> None:
-    """Judge one function of yours, TARGET: module:callable or file.py:callable.
+    """Judge one function of yours, TARGET: module:callable or file.py:callable; or the norm in a saved ONNX model, a file.onnx.
 
-    It is called with x and what else the norm has, such as call(x, weight, bias), and must return y.
+    A function is called with x and what else the norm has, such as call(x, weight, bias), and must return y. It needs --norm; a
+    model says itself what its norm computes.
     """
     from normcheck.audit import DTYPES, modes
 

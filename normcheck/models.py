@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -31,6 +32,8 @@ COLUMNS = (
     *("layer", "class", "norm", "dtype", "x", "grade", "outcome", "ulp", "mean/std", "max/rms", "eps share", "squares", "output"),
     "danger",
 )
+SHOWN = ("layer", "class", "dtype", "grade", "outcome", "ulp", "mean/std", "max/rms", "eps share", "danger")
+"""The columns for a terminal."""
 
 
 class ModelError(ValueError):
@@ -110,7 +113,8 @@ def audit_model(
         checks = tuple(checks)
     results = _results(made, checks, profile=profile, seed=seed, progress=progress)
     named = [_known(made[result.implementation], result, profile) for result in results.results]
-    skipped = [_unjudged(name, reason) for name, reason in others.items()]
+    dtype = next((one.dtypes[0] for _, one in made.values()), "float32")
+    skipped = [_unjudged(name, reason, dtype) for name, reason in others.items()]
     order = {name: place for place, (name, _) in enumerate(model.named_modules())}
     ordered = sorted((*named, *skipped), key=lambda result: order.get(result.implementation, -1))
     return Audit(tuple(ordered), {**results.born, "model": type(model).__name__})
@@ -149,7 +153,7 @@ def _row(judged: Audit, name: str, parts: Mapping[str, Result]) -> tuple[str, ..
     held, regime = parts.get(CAPTURED), parts.get(REGIME)
     one = held or regime
     assert one is not None
-    kind, _, norm = one.norm.partition(": ")
+    kind, _, norm = re.sub(r"normalized_shape=\([\d, ]*\)(, )?", "", one.norm).partition(": ")
     bad = [result for result in judged.results if result.implementation == name and result.outcome.bad]
     of_layer = held if held is not None else one
     outcome = of_layer.outcome.value if of_layer.outcome.bad or not bad else f"failed {bad[0].check}"
@@ -317,6 +321,6 @@ def _known(pair: tuple[Found, Implementation], result: Result, profile: str) -> 
     return replace(result, norm=f"{layer.kind.__name__}: {result.norm}")
 
 
-def _unjudged(name: str, reason: str) -> Result:
+def _unjudged(name: str, reason: str, dtype: str) -> Result:
     kind, _, text = reason.partition(": ")
-    return Result(CAPTURED, name, kind, "-", Outcome.SKIPPED, message=text)
+    return Result(CAPTURED, name, kind, dtype, Outcome.SKIPPED, message=text)
