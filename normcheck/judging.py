@@ -75,7 +75,8 @@ def claiming(command: Command) -> Command:
     """Add the argument and the options that say what a function of the user's claims to compute."""
     options = (
         click.argument("target"),
-        click.option("--norm", "norm_name", required=True, metavar="NORM", help="What it claims to compute, such as rms_norm."),
+        click.option("--norm", "norm_name", metavar="NORM", help="What it claims to compute, such as rms_norm."),
+        click.option("--node", metavar="NAME", help="Which norm of an ONNX model, where it has several."),
         click.option("--eps", type=float, help="The norm's eps. Default: see `normcheck list norms`."),
         click.option("--eps-placement", metavar="PLACEMENT", help="inside, outside, max, max_inside or none."),
         click.option("--ddof", type=int, help="1 for the variance with Bessel's correction."),

@@ -12,6 +12,7 @@ from typing import Any, cast
 from normcheck.contract import Contract
 from normcheck.formats import FORMATS
 from normcheck.implementations import Implementation, MissingPackageError, Named, frameworks, implementations, load, require
+from normcheck.implementations.onnx_files import SUFFIX, implementation_in
 from normcheck.norms import NORMS, Norm
 
 
@@ -60,7 +61,8 @@ def implementation_of(
 
     Parameters
     ----------
-    target : ``module:callable`` or ``file.py:callable``
+    target : ``module:callable``, ``file.py:callable``, or an ONNX model, which says itself what its norm computes and in which
+        dtype
     dtypes, devices : to judge it on
     options : norm_name, and fields of that norm, of `Contract` (its output as output_dtype) and of `Implementation`; None for
         what was not given
@@ -71,6 +73,12 @@ def implementation_of(
     """
     given = {"validates": False} | {key: value for key, value in options.items() if value is not None}
     one_of("framework", given["framework"], frameworks())
+    if target.endswith(SUFFIX):
+        return _saved(target, given)
+    if "node" in given:
+        raise OptionError(f"--node={given['node']!r}, but {target} is no ONNX model")
+    if "norm_name" not in given:
+        raise OptionError("--norm is missing: what does it claim to compute, such as rms_norm?")
     try:
         norm = norm_of(given.pop("norm_name"), given)
         contract = _contract(given)
@@ -138,12 +146,30 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def _contract(given: dict[str, Any]) -> Contract:
+    return Contract(**_promised(given))
+
+
+def _promised(given: dict[str, Any]) -> dict[str, Any]:
+    """The fields of the contract, taken out of the options given."""
     settings = {f.name: given.pop(f.name) for f in fields(Contract) if f.name in given}
     if "output_dtype" in given:
         settings["output"] = given.pop("output_dtype")
     if settings.get("accumulation", "").isdigit():
         settings["accumulation"] = int(settings["accumulation"])
-    return Contract(**settings)
+    return settings
+
+
+def _saved(path: str, given: dict[str, Any]) -> Implementation:
+    """The norm in an ONNX model; of the claims only those of the contract can be given beside it."""
+    node, contract = given.pop("node", ""), _promised(given)
+    usual = {"validates": False, "framework": "torch", "channel_axis": "1", "autograd": False}
+    for key, value in given.items():
+        if value != usual.get(key):
+            raise OptionError(f"{_flag(key.removesuffix('_name'))}={value!r}, but {path} says that itself")
+    try:
+        return implementation_in(path, node, **contract)
+    except (ValueError, MissingPackageError) as error:
+        raise OptionError(" ".join(str(error).split())) from None
 
 
 def _all_settings() -> list[str]:
