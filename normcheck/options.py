@@ -78,7 +78,7 @@ def implementation_of(
     if "node" in given:
         raise OptionError(f"--node={given['node']!r}, but {target} is no ONNX model")
     if "norm_name" not in given:
-        raise OptionError("--norm is missing: what does it claim to compute, such as rms_norm?")
+        raise OptionError("Missing option '--norm': what the code claims to compute, such as rms_norm")
     try:
         norm = norm_of(given.pop("norm_name"), given)
         contract = _contract(given)
