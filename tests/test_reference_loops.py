@@ -134,6 +134,7 @@ def test_compiled_double_double_has_the_same_bits(compiled_dd: Any, width: int) 
     """hi, lo and err of the whole level, weights that underflow included."""
     x = np.where(np.isfinite(rows(width)), rows(width), 0.0) * np.array([1.0, 1e150, 1e-150, 1e-300] * 3)[:, None]
     same(loops_dd.scaled(x), compiled_dd.scaled(x))
+    same([loops_dd.rough_mean(x)], [compiled_dd.rough_mean(x)])
     for weight, bias in affine(width):
         w = None if weight is None else weight * np.where(weight > 1, 1e-300, 1.0)
         for norm in (n.LayerNorm(), n.RMSNorm(eps_placement="outside")):

@@ -86,7 +86,7 @@ def _halve(s, keep):
 
 
 @part
-def _sum(x, first, s, keep):
+def tree_of(x, first, s, keep):
     """Sum of x - first."""
     rest = len(x) - keep
     for j in range(rest):
@@ -94,6 +94,15 @@ def _sum(x, first, s, keep):
     for j in range(rest, keep):
         s[j] = x[j] - first
     return _halve(s, keep)
+
+
+@part
+def flat_or(x, other):
+    """The first element where all are equal, or another number."""
+    unlike = 0
+    for j in range(len(x)):
+        unlike += x[j] != x[0]
+    return other if unlike else np.float64(x[0])
 
 
 @part
@@ -116,16 +125,13 @@ def _centred(x, far, mean, first, squares, reference, shift):
     s = np.empty(keep)
     for r in range(rows):
         row = x[r]
-        m = _sum(row, 0.0, s, keep) / width
+        m = tree_of(row, 0.0, s, keep) / width
         f, d = m, 0.0
         q = _squared(row, f, d, s, keep)
         ref = m * m + q / width
         if m * m > far * q / width:
-            moved = 0
-            for j in range(width):
-                moved += row[j] != row[0]
-            f = m if moved else np.float64(row[0])
-            d = _sum(row, f, s, keep) / width
+            f = flat_or(row, m)
+            d = tree_of(row, f, s, keep) / width
             q = _squared(row, f, d, s, keep)
             ref, m = q / width + d * d, f + d
         mean[r], first[r], squares[r], reference[r], shift[r] = m, f, q, ref, d

@@ -9,7 +9,7 @@ import numpy as np
 
 from normcheck.formats import Array, Format, Mask
 from normcheck.reference.arithmetic import DD, U2
-from normcheck.reference.compiled import formula, kernel, part, power_below, row_of
+from normcheck.reference.compiled import flat_or, formula, kernel, part, power_below, row_of, tree_of
 from normcheck.reference.loops_dd import LOST, SMALL, CentredDD, Weight, exponent_of, powers
 from normcheck.reference.settling import Triple, settle
 
@@ -103,6 +103,22 @@ def scaled(x: Array) -> tuple[Array, Array, Array]:
     exponent = exponent_of(largest)
     _scaled(x, powers(-exponent), powers(exponent), out, lost)
     return out, exponent, lost
+
+
+@kernel
+def _rough_mean(x, out):
+    width = x.shape[1]
+    keep = power_below(width)
+    s = np.empty(keep)
+    for r in range(len(x)):
+        out[r] = flat_or(x[r], tree_of(x[r], 0.0, s, keep) / width)
+
+
+def rough_mean(x: Array) -> Array:
+    """As `normcheck.reference.loops_dd.rough_mean`."""
+    out = np.empty(len(x))
+    _rough_mean(x, out)
+    return out
 
 
 @kernel

@@ -10,7 +10,7 @@ from normcheck.formats import Array, Format, Mask
 from normcheck.norms import EpsPlacement
 from normcheck.reference import arithmetic as dd
 from normcheck.reference import loops_dd
-from normcheck.reference.arithmetic import DD, U2, height, tree_sum
+from normcheck.reference.arithmetic import DD, U2, height
 from normcheck.reference.denominator import denominator_error
 from normcheck.reference.float64 import Values
 from normcheck.reference.loops_dd import LOST, CentredDD, Weight, exponent_of, power_product, scaled
@@ -26,6 +26,9 @@ class LoopsDD(Protocol):
 
     def scaled(self, x: Array) -> tuple[Array, Array, Array]:
         """Rows in units of powers of two."""
+
+    def rough_mean(self, x: Array) -> Array:
+        """A first mean in float64."""
 
     def centred_dd(self, x: Array, first: Array) -> CentredDD:
         """Rows less their mean."""
@@ -125,8 +128,7 @@ def _given_moments(p: Problem, mean: Array, variance: Array) -> ScaledMoments:
 
 def _centred_moments(p: Problem, x: Array, exponent: Array, lost: Array, where: LoopsDD) -> ScaledMoments:
     width, h = float(p.width), height(p.width)
-    rough = tree_sum(x) / width
-    first = np.where(dd.constant_rows(p.x), x[:, 0], rough)
+    first = where.rough_mean(x)
     c, squares, shift = where.centred_dd(x, first)
     biased = squares[0] / width
     error = 1.02 * (3 * h + 4) * U2 * np.sqrt(biased + shift[0] * shift[0]) + lost

@@ -24,7 +24,7 @@ def exceptional(p: Problem) -> tuple[Mask, Array]:
         regular, scale = ordinary(p)
         mask = ~regular[:, None] | ~np.isfinite(p.x)
         if not mask.any():
-            return mask, np.zeros_like(p.x)
+            return mask, p.x
         first = _classify(p)[1]
         y = (p.x - first[:, None]) / np.where(regular, 1.0, scale)[:, None]
         if p.weight is not None:

@@ -50,6 +50,11 @@ def power_product(x: Array, exponent: Array) -> Array:
     return (x * np.ldexp(1.0, half)) * np.ldexp(1.0, exponent - half)
 
 
+def rough_mean(x: Array) -> Array:
+    """The mean in float64, and the element itself where all of a row are equal."""
+    return np.where(dd.constant_rows(x), x[:, 0], dd.tree_sum(x) / float(x.shape[1]))
+
+
 def centred_dd(x: Array, first: Array) -> CentredDD:
     """Rows less a first mean, exactly, less the mean of what is left."""
     width = np.full_like(first, x.shape[1])
@@ -100,4 +105,7 @@ def unscale(n: DD, err: Array, exponent: Array) -> tuple[Array, Array, Array]:
 def powers(exponent: Array) -> Array:
     """Two factors, (2, R), whose product is 2**exponent: one alone may be beyond the range."""
     half = exponent // 2
-    return np.stack([np.ldexp(1.0, half), np.ldexp(1.0, exponent - half)])
+    factors = np.empty((2, len(exponent)))
+    np.ldexp(1.0, half, out=factors[0])
+    np.ldexp(1.0, exponent - half, out=factors[1])
+    return factors
