@@ -17,15 +17,17 @@ from normcheck.faults.parts import (
 )
 from normcheck.norms import BatchNorm, GroupNorm, InstanceNorm, PartialRMSNorm, ScaleNorm
 
+_UNBIASED = ("accuracy", "moments", "range-bounds", "idempotence")
 
-@fault("K08", "mosaicml/llm-foundry#371", norm=RMS_NORM, expected=("accuracy", "scale-invariance"))
+
+@fault("K08", "mosaicml/llm-foundry#371", norm=RMS_NORM, expected=("accuracy", "scale-invariance", "moments", "idempotence"))
 def divided_by_the_reciprocal(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x is divided by 1/rms."""
     wide, square = mean_square(x)
     return finish(x, wide / (square + eps).rsqrt(), weight)
 
 
-@fault("K08", "after mosaicml/llm-foundry#371", norm=LAYER_NORM, expected=("accuracy", "scale-invariance"))
+@fault("K08", "after mosaicml/llm-foundry#371", norm=LAYER_NORM, expected=("accuracy", "scale-invariance", "idempotence"))
 def divided_by_the_variance(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """The root is forgotten."""
     c, variance = centred(x)
@@ -53,7 +55,7 @@ def rms_norm_for_layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float)
     return finish(x, wide * (square + eps).rsqrt(), weight, bias)
 
 
-@fault("K08", "after lucidrains/x-transformers#246", norm=RMS_NORM)
+@fault("K08", "after lucidrains/x-transformers#246", norm=RMS_NORM, expected=("accuracy", "moments", "range-bounds"))
 def sum_for_mean(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """The squares are summed and not averaged: the gain D**0.5 is missing."""
     wide, _ = mean_square(x)
@@ -115,7 +117,7 @@ def partial_norm_of_the_whole_row(x: Tensor, weight: Tensor, eps: float) -> Tens
     return finish(x, wide * (square + eps).rsqrt(), weight)
 
 
-@fault("K09", "LBANN/lbann#2024", "pytorch/pytorch#60528", norm=LAYER_NORM)
+@fault("K09", "LBANN/lbann#2024", "pytorch/pytorch#60528", norm=LAYER_NORM, expected=_UNBIASED)
 def unbiased_variance(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """The variance is divided by D - 1, the default of torch.var."""
     wide = x.float()
@@ -167,7 +169,7 @@ def bias_before_weight(x: Tensor, weight: Tensor | None, bias: Tensor | None, ep
     return finish(x, affine(c * (variance + eps).rsqrt(), None, bias), weight)
 
 
-@fault("K29", "after pytorch/pytorch#69208", norm=RMS_NORM)
+@fault("K29", "after pytorch/pytorch#69208", norm=RMS_NORM, expected=("accuracy", "signed-zeros"))
 def absolute_weight(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     """Weights lose their sign."""
     wide, square = mean_square(x)

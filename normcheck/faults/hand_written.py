@@ -27,6 +27,7 @@ class Step:
     y, slope : output and its gradient as they are stored
     n, r : the standardized value and the factor 1/S
     leaf : the weight itself
+    needs : whether x, weight and bias need a gradient
     center : whether a mean is subtracted
     """
 
@@ -39,6 +40,7 @@ class Step:
     n: Tensor
     r: Tensor
     leaf: Tensor
+    needs: tuple[bool, ...]
     center: bool
 
     @property
@@ -99,7 +101,7 @@ def hand_written(pull: Pull, x: Tensor, weight: Tensor, bias: Tensor, eps: float
             x, weight, bias, y = ctx.saved_tensors
             n, r = _standardized(x, eps, center)
             wide, shift = (None if parameter is None else parameter.float() for parameter in (weight, bias))
-            made = pull(Step(x.float(), wide, shift, slope.float(), y, slope, n, r, ctx.leaf, center))
+            made = pull(Step(x.float(), wide, shift, slope.float(), y, slope, n, r, ctx.leaf, ctx.needs_input_grad, center))
             found = zip(made, (x, weight, bias), strict=True)
             return tuple(None if of is None or value is None else value.to(of.dtype) for value, of in found)
 

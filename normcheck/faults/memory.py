@@ -81,6 +81,16 @@ def channels_last_output_in_the_wrong_order(x: Tensor, weight: Tensor, bias: Ten
     return y if x.is_contiguous() else _as_it_lies(y)
 
 
+@fault("K18", "after microsoft/DirectML#588", norm=RMS_NORM, dtypes=("float32",), expected=("layout-invariance",))
+def summed_in_the_order_of_memory(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Strided rows are summed in another order, so that the bits depend on how they lie."""
+    wide = x.float()
+    squares = (wide * wide).contiguous()
+    parts = (squares,) if x.is_contiguous() else (squares[..., ::2], squares[..., 1::2])
+    total = sum(part.sum(-1, keepdim=True) for part in parts)
+    return finish(x, wide * (total / x.shape[-1] + eps).rsqrt(), weight)
+
+
 @fault("K20", "pytorch/pytorch#181555", "PaddlePaddle/Paddle#79528", norm=LAYER_NORM)
 def row_offset_that_wraps(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """The offset of a row is kept in 12 bits, as a stand-in for 32: later rows read the memory of earlier ones."""

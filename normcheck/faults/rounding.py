@@ -139,6 +139,26 @@ def float32_through_bfloat16(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return finish(x, (wide * (square + eps).rsqrt()).bfloat16().float(), weight)
 
 
+@fault("K14", "after xlite-dev/LeetCUDA#335", norm=LAYER_NORM, dtypes=("float32", "float16"), expected=("output-overflow",))
+def saturated_output(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """Results beyond the largest finite value become that value, so that no loss scaler sees them."""
+    import torch
+
+    c, variance = centred(x)
+    most = torch.finfo(x.dtype).max
+    return finish(x, affine(c * (variance + eps).rsqrt(), weight, bias).clamp(-most, most), None)
+
+
+@fault("K04", "after pytorch/pytorch#32137", norm=LAYER_NORM, expected=("flush-to-zero",))
+def subnormals_taken_for_zero(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """Results below the smallest normal value are zero, as a compiler's fast arithmetic has them."""
+    import torch
+
+    c, variance = centred(x)
+    y = finish(x, c * (variance + eps).rsqrt(), weight, bias)
+    return y.where(y.abs() >= torch.finfo(x.dtype).tiny, 0 * y)
+
+
 @fault("K14", "after amd/IRON#139", norm=LAYER_NORM, dtypes=HALF)
 def truncated_output(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """The output is rounded toward zero."""

@@ -20,7 +20,7 @@ CASTS = ("input-gradient", "gradient-identities")
 _ARGUMENTS = ("x", "weight", "bias", "running_mean", "running_var", "training", "momentum", "eps")
 
 
-def _statistics(x: Tensor) -> Result:
+def statistics(x: Tensor) -> Result:
     """Mean, biased and unbiased variance of each channel, in float32."""
     rows = x.float().movedim(1, 0).reshape(x.shape[1], -1)
     mean = rows.mean(1)
@@ -33,7 +33,8 @@ def _normalized(x: Tensor, mean: Tensor, var: Tensor, weight: Tensor, bias: Tens
     return finish_channels(x, c * per_channel((var.float() + eps).rsqrt(), x), weight, bias)
 
 
-def _moved(old: Tensor, batch: Tensor, share: float) -> Tensor:
+def moved(old: Tensor, batch: Tensor, share: float) -> Tensor:
+    """A running statistic after a batch that has this share in it."""
     return ((1 - share) * old.float() + share * batch).to(old.dtype)
 
 
@@ -58,8 +59,8 @@ class Step:
         """With the batch's statistics in training, the given ones in evaluation; torch's convention."""
         if not self.training:
             return self.normalized(self.mean, self.var), self.mean, self.var
-        m, biased, unbiased = _statistics(self.x)
-        return self.normalized(m, biased), _moved(self.mean, m, self.momentum), _moved(self.var, unbiased, self.momentum)
+        m, biased, unbiased = statistics(self.x)
+        return self.normalized(m, biased), moved(self.mean, m, self.momentum), moved(self.var, unbiased, self.momentum)
 
 
 def stepping(function: Callable[[Step], Result]) -> dict[str, Any]:
@@ -78,9 +79,9 @@ def batch_norm_of_keras(s: Step) -> Result:
     """Both modes, in the convention of Keras: momentum is what is kept, the variance is the biased one."""
     if not s.training:
         return s.sound()
-    m, biased, _ = _statistics(s.x)
+    m, biased, _ = statistics(s.x)
     y = s.normalized(m, biased)
-    return y, _moved(s.mean, m, 1 - s.momentum), _moved(s.var, biased, 1 - s.momentum)
+    return y, moved(s.mean, m, 1 - s.momentum), moved(s.var, biased, 1 - s.momentum)
 
 
 @fault("K10", "pytorch/vision#8250", "huggingface/transformers#19454", norm=BatchNorm(), role=stepping, expected=_UPDATE)
@@ -94,9 +95,9 @@ def momentum_of_torch_under_keras(s: Step) -> Result:
     """Momentum is what is taken, where it is claimed to be what is kept."""
     if not s.training:
         return s.sound()
-    m, biased, _ = _statistics(s.x)
+    m, biased, _ = statistics(s.x)
     y = s.normalized(m, biased)
-    return y, _moved(s.mean, m, s.momentum), _moved(s.var, biased, s.momentum)
+    return y, moved(s.mean, m, s.momentum), moved(s.var, biased, s.momentum)
 
 
 @fault("K10", "pytorch/pytorch#18525", norm=BatchNorm(), role=stepping, expected=_UPDATE)
@@ -130,7 +131,7 @@ def updated_in_evaluation(s: Step) -> Result:
 def estimator_that_depends_on_the_rank(s: Step) -> Result:
     """Images store the unbiased variance, and other inputs the biased one."""
     y, mean, var = s.sound()
-    biased = _moved(s.var, _statistics(s.x)[1], s.momentum)
+    biased = moved(s.var, statistics(s.x)[1], s.momentum)
     return y, mean, var if s.x.dim() == 4 or not s.training else biased
 
 
@@ -138,7 +139,7 @@ def estimator_that_depends_on_the_rank(s: Step) -> Result:
 def deviation_for_variance(s: Step) -> Result:
     """The running variance is an average of deviations."""
     y, mean, var = s.sound()
-    return y, mean, _moved(s.var, _statistics(s.x)[2].sqrt(), s.momentum) if s.training else var
+    return y, mean, moved(s.var, statistics(s.x)[2].sqrt(), s.momentum) if s.training else var
 
 
 @fault("K11", "pytorch/pytorch#1381", norm=BatchNorm(), role=stepping, expected=("one-value-statistics",))
@@ -148,8 +149,8 @@ def one_value_stores_nan(s: Step) -> Result:
 
     y, mean, var = s.sound()
     count = torch.tensor(float(s.x.numel() // s.x.shape[1]))
-    biased = _statistics(s.x)[1]
-    return y, mean, _moved(s.var, biased * 0 if count < 1 else biased * (count / (count - 1)), s.momentum) if s.training else var
+    biased = statistics(s.x)[1]
+    return y, mean, moved(s.var, biased * 0 if count < 1 else biased * (count / (count - 1)), s.momentum) if s.training else var
 
 
 @fault("K33", "pytorch/pytorch#58843", norm=BatchNorm(), role=stepping, expected=("running-steps",))
@@ -197,7 +198,7 @@ class BatchNormModule(Module):
         """Normalize, and update in training."""
         if not self.training:
             return _normalized(x, self.running_mean, self.running_var, self.weight, self.bias, self.norm.eps)
-        m, biased, _ = _statistics(x)
+        m, biased, _ = statistics(x)
         if self.track_running_stats:
             self.update(x)
         return _normalized(x, m, biased, self.weight, self.bias, self.norm.eps)
@@ -205,10 +206,10 @@ class BatchNormModule(Module):
     def update(self, x: Tensor) -> None:
         """One training step of the statistics."""
         self.num_batches_tracked += 1
-        m, _, unbiased = _statistics(x)
+        m, _, unbiased = statistics(x)
         momentum = getattr(self.norm, "momentum", None)
         share = 1 / self.num_batches_tracked if momentum is None else momentum
-        self.running_mean, self.running_var = _moved(self.running_mean, m, share), _moved(self.running_var, unbiased, share)
+        self.running_mean, self.running_var = moved(self.running_mean, m, share), moved(self.running_var, unbiased, share)
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint holds."""
@@ -229,6 +230,19 @@ def _plain_module(change: Callable[..., Any]) -> dict[str, Any]:
 @sound_norm(BatchNorm(), role=_module, warns=("overflow", "recomputed-update", "layout-invariance", *CASTS))
 class BatchNormWithState(BatchNormModule):
     """A module that keeps its statistics."""
+
+
+@fault(
+    "K10",
+    "pytorch/pytorch#96136",
+    "facebookresearch/fairscale#1035",
+    norm=BatchNorm(),
+    role=_module,
+    expected=("recomputed-update",),
+    profile="standard",
+)
+class BatchNormThatLearnsFromTheRecomputedPass(BatchNormModule):
+    """The pass that is made again for the backward pass updates the statistics a second time."""
 
 
 @fault("K10", "pytorch/pytorch#3122", norm=BatchNorm(), role=_module, expected=("fresh-evaluation",))
