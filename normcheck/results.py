@@ -74,6 +74,7 @@ class Result:
     error, tolerance : of the worst element, in ``unit``; the ratio of the two decides
     unit : ``"absolute"``, ``"ulp"`` or what the check says
     message : one line, ``thing=got, but should be expected [call]``, or the reason of a skip
+    terms : what the tolerance is the sum of, by name, where a bound was derived for the worst element of a failure
     measures : further figures by name, such as ``ulp``, ``ratio_tree`` or ``correctly_rounded``
     series : curves for the plots by name, each a sequence of (x, y) pairs
     witness : the input that shows it
@@ -96,6 +97,7 @@ class Result:
     tolerance: float | None = None
     unit: str = "absolute"
     message: str = ""
+    terms: Mapping[str, float] = field(default_factory=dict)
     measures: Mapping[str, float] = field(default_factory=dict)
     series: Mapping[str, tuple[tuple[float, float], ...]] = field(default_factory=dict)
     witness: Witness | None = None
@@ -131,7 +133,7 @@ class Result:
         return cls(**values)
 
 
-_NUMERIC = ("error", "tolerance", "measures", "series")
+_NUMERIC = ("error", "tolerance", "terms", "measures", "series")
 _NUMBERS = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 
 

@@ -16,10 +16,13 @@ import numpy as np
 import pytest
 
 import normcheck as nc
+from normcheck.checks import terms
+from normcheck.checks.base import Context
+from normcheck.checks.gradient_cases import gradient_case, slopes
 from normcheck.faults import faults, sound
 from normcheck.formats import FORMATS
 from normcheck.implementations import Implementation
-from normcheck.testing import arrays, assert_norm, assert_norm_grad, terms, tolerance
+from normcheck.testing import arrays, assert_norm, assert_norm_grad, tolerance
 
 torch = pytest.importorskip("torch")
 
@@ -81,6 +84,24 @@ def test_terms_add_up_to_the_tolerance(norm: nc.Norm, shape: tuple[int, ...], ax
         verdict = case.judge(output, terms.widest(case))
         for at in ((0, 0), (case.fold.rows - 1, case.fold.width - 1)):
             assert sum(terms.terms(case, output, at).values()) == pytest.approx(verdict.tolerance[at], rel=1e-9)
+
+
+@pytest.mark.parametrize("contract", [nc.Contract(), nc.Contract(cast="before_weight"), nc.Contract(saved_stats="float16")])
+@pytest.mark.parametrize("norm", [LAYER_NORM, RMS_NORM, nc.GroupNorm(2)])
+def test_terms_add_up_to_the_tolerance_of_a_gradient(norm: nc.Norm, contract: nc.Contract) -> None:
+    """For dx, dweight and dbias in every class nothing of the tolerance is left unexplained, and each has a name."""
+    implementation = Implementation(torch.nn.functional.layer_norm, norm, contract, dtypes=("float16",))
+    context = Context(implementation, "float16", "cpu", "quick")
+    case = context.case("standard", context.shape(6, 16))
+    gradient = gradient_case(context, case, slopes(context, case))
+    for name, allowed in itertools.product(gradient.differentiated, ("tree", "sequential", "branches", "rows")):
+        output = gradient.format_of(name).round(gradient.exact[name].hi)
+        verdict = gradient.judge(name, output, allowed)
+        at = (0, output.shape[1] - 1)
+        found = terms.gradient_terms(gradient, name, output, at, allowed)
+        assert sum(found.values()) == pytest.approx(verdict.tolerance[at], rel=1e-9)
+        assert min(found.values()) > 0
+        assert len(found) >= 2
 
 
 def test_other_shape_or_dtype() -> None:

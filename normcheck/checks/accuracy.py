@@ -13,6 +13,7 @@ import numpy as np
 from normcheck.bounds import ClassName, Judgement, vacuous
 from normcheck.checks.base import Context, SkipCaseError, describe, guarded, register, ulp_error
 from normcheck.checks.cases import Case
+from normcheck.checks.terms import terms
 from normcheck.checks.witness import beyond, witness
 from normcheck.formats import Array
 from normcheck.regimes import REGIMES
@@ -137,6 +138,8 @@ def _result(
     elif verdicts["sequential"].worst_ratio <= 1 and not declared:
         severity, outcome = Severity.WARNING, Outcome.WARNED
     message = "" if outcome is Outcome.PASSED else _message(case, output, verdict, outcome, graded)
+    if outcome is Outcome.FAILED and verdict.worst is not None:
+        where = where | {"terms": terms(case, output, verdict.worst, _class(context))}
     if graded:
         measures["grade"] = float(grade(context, verdicts))
     return context.result(ID, outcome, message, severity=severity, measures=measures, **where, **verdict.figures)

@@ -12,6 +12,7 @@ import numpy as np
 from normcheck.bounds import error_class
 from normcheck.checks.base import Context, SkipCaseError, describe
 from normcheck.checks.cases import Case, make_case, numerics
+from normcheck.checks.terms import terms
 from normcheck.checks.witness import claimed, missed, place_of
 from normcheck.formats import Array, Format
 from normcheck.implementations import Implementation, Inputs
@@ -279,7 +280,8 @@ def outcome(context: Context, check: str, case: Case | None, y: Array, script: S
     values = {"error": float(verdict.error[at]), "tolerance": float(verdict.tolerance[at])}
     script = script or Script(context.implementation).arrays(case.inputs).call(case.inputs)
     found = looked_at(script, "y", place_of(case, at), float(rows[at]), float(case.exact[at]), values["tolerance"])
-    return context.result(check, Outcome.FAILED, text, witness=found, **where, **values)
+    parts = terms(case, rows, at, "sequential")
+    return context.result(check, Outcome.FAILED, text, witness=found, terms=parts, **where, **values)
 
 
 def _variance(case: Case, row: int) -> float:

@@ -13,6 +13,7 @@ import numpy as np
 
 from normcheck.checks.base import Context, SkipCaseError, describe
 from normcheck.checks.cases import Case, make_case, numerics, with_statistics
+from normcheck.checks.terms import terms
 from normcheck.checks.witness import beyond, pass_class, shown, witness
 from normcheck.formats import Array, Mask
 from normcheck.implementations import LAYOUTS, VIEWS, CallError, Implementation, Inputs, frameworks
@@ -145,6 +146,7 @@ def held(
         found = witness(context, case, output, lambda smaller, out: beyond(smaller, out, name))
     else:
         found = shown(*called, output, at, float(case.exact[at]), where["tolerance"])
+    where["terms"] = terms(case, output, at, name)
     return context.result(check, Outcome.FAILED, f"{text} [{describe(case)}]{note}", witness=found, **where)
 
 

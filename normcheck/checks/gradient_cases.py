@@ -13,6 +13,7 @@ import numpy as np
 from normcheck.bounds import Judgement, judge, vacuous
 from normcheck.checks.base import Context, FormError, describe
 from normcheck.checks.cases import Case
+from normcheck.checks.terms import gradient_terms
 from normcheck.checks.witness import claimed, missed, place_of, writable
 from normcheck.formats import Array, Format, format_of
 from normcheck.gradient_bounds import GradientErrors
@@ -264,6 +265,8 @@ def held(
     if last.worst_ratio > 1:
         outcome, first, reason = Outcome.FAILED, last, ""
         where = {"witness": _shown(gradient, name, output, last, way)} | where
+        if last.worst is not None:
+            where["terms"] = gradient_terms(gradient, name, output, last.worst, classes[-1])
     return _result(context, check, gradient, name, output, first, outcome, "; ".join(filter(None, (reason, note))), where)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from normcheck.checks.base import Context, SkipCaseError, describe
 from normcheck.checks.cases import Case, numerics, regime_case
+from normcheck.checks.terms import terms
 from normcheck.checks.witness import beyond, pass_class, shown, witness
 from normcheck.contract import Contract
 from normcheck.formats import Array
@@ -77,7 +78,7 @@ def held(
         f"y[{at[0]}, {at[1]}]={float(output[at])!r}, but should be {float(case.exact[at])!r} within "
         f"{verdict.figures['tolerance']:.3g} [{describe(case)}{how}]"
     )
-    where |= verdict.figures
+    where |= {"terms": terms(case, output, at, name), **verdict.figures}
     limit = where["tolerance"]
     if called is None and way is PLAIN:
         found = witness(context, case, output, lambda smaller, out: beyond(smaller, out, name))

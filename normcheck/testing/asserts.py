@@ -14,13 +14,13 @@ from normcheck.checks.accuracy import flushed
 from normcheck.checks.base import check_form, describe
 from normcheck.checks.cases import Case
 from normcheck.checks.gradient_cases import NAMES, GradientCase, gradient_case
+from normcheck.checks.terms import Position, gradient_terms, lines, terms, widest
 from normcheck.contract import Contract
 from normcheck.formats import Array
 from normcheck.implementations import Implementation, Output
 from normcheck.implementations.gradients import Gradients
 from normcheck.norms import Norm
 from normcheck.testing.arrays import case_of, read, read_if
-from normcheck.testing.terms import Position, lines, terms, widest
 
 
 def assert_norm(
@@ -284,5 +284,7 @@ def _gradient_objection(gradient: GradientCase, came: Gradients, name: str) -> s
     beyond = int((verdict.judged & (verdict.ratio > 1)).sum())
     return (
         f"{NAMES[name]}[{shaped}]={got!r}, but should be {exact!r} within {verdict.tolerance[at]:.3g} [{gradient.describe()}]\n"
-        f"{beyond} of {output.size} elements are beyond their tolerance; here the error is {verdict.error[at]:.3g}"
+        f"{beyond} of {output.size} elements are beyond their tolerance; here the error is {verdict.error[at]:.3g}\n"
+        f"tolerance: {verdict.tolerance[at]:.3g}, the sum of\n"
+        + "\n".join(lines(gradient_terms(gradient, name, output, at, "branches")))
     )

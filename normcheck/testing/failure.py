@@ -7,12 +7,11 @@ import math
 import textwrap
 from collections.abc import Iterable, Sequence
 
-from normcheck.checks import Check, Context, FormError, SkipCaseError
-from normcheck.checks.accuracy import ID as ACCURACY
+from normcheck.checks import Check, Context
+from normcheck.checks.terms import lines
 from normcheck.implementations import CallError, snippet
 from normcheck.reporters.text import number, plain
 from normcheck.results import Outcome, Result, Witness
-from normcheck.testing.terms import lines, terms, widest
 
 
 def text(context: Context, check: Check, bad: Sequence[Result], total: int) -> str:
@@ -29,7 +28,7 @@ def text(context: Context, check: Check, bad: Sequence[Result], total: int) -> s
     parts = [
         [f"{check.id}: {plain(claim)}", plain(worst.message)],
         _measured(worst),
-        _tolerance(context, check, worst),
+        _tolerance(check, worst),
         [f"{len(bad)} of {total} inputs fail{_regimes(bad)}"] if total > 1 else [],
         _shown(context, worst, bad),
         [f"What it states and where its tolerance comes from: normcheck explain {check.id}"],
@@ -49,23 +48,12 @@ def _measured(worst: Result) -> list[str]:
     return found
 
 
-def _tolerance(context: Context, check: Check, worst: Result) -> list[str]:
-    """The terms where the bound of ``accuracy`` decided, else what the check's page says of its tolerance."""
+def _tolerance(check: Check, worst: Result) -> list[str]:
+    """The terms where a bound was derived for the element, else what the check's page says of its tolerance."""
     if worst.tolerance is None:
         return []
-    parts = _terms(context, worst) if check.id == ACCURACY and worst.outcome is Outcome.FAILED else []
     head = f"tolerance: {number(worst.tolerance)}"
-    return [f"{head}, the sum of", *parts] if parts else [f"{head}; as the check says,", *_page(check)]
-
-
-def _terms(context: Context, worst: Result) -> list[str]:
-    try:
-        case = context.case(worst.regime, worst.shape, worst.layout)
-        output = context.run(case)
-    except (CallError, FormError, SkipCaseError):
-        return []
-    at = case.judge(output, widest(case)).worst
-    return [] if at is None else lines(terms(case, output, at))
+    return [f"{head}, the sum of", *lines(worst.terms)] if worst.terms else [f"{head}; as the check says,", *_page(check)]
 
 
 def _page(check: Check) -> list[str]:
