@@ -116,7 +116,8 @@ def builtins() -> Iterator[Implementation]:
     yield row(__name__, "RMSNormalization", "rms_normalization", contract=_BEFORE)
     yield row(__name__, "GroupNormalization", "group_normalization", contract=_WIDE)
     yield row(__name__, "InstanceNormalization", "instance_normalization", contract=_WIDE)
-    yield from modes(__name__, wide=())
+    # no arithmetic is specified for it: it is that of the input's dtype
+    yield from (replace(mode, contract=replace(mode.contract, compute="bfloat16")) for mode in modes(__name__, wide=()))
 
 
 _OWN: tuple[tuple[str, Any, tuple[tuple[str, EpsPlacement], ...]], ...] = (
