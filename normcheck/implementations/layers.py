@@ -87,7 +87,7 @@ def _readable(module: Any) -> bool:
 
 def _formula(module: Any) -> Formula:
     """What a module claims. Raises UnreadableError where it is no norm of ours."""
-    kind = type(module)
+    kind: Any = type(module)
     for parent in kind.__mro__:
         known = _OF_TORCH.get(parent.__name__) if parent.__module__.startswith("torch.nn.") else None
         if known is not None and getattr(kind, "forward", None) is getattr(parent, "forward", None):
