@@ -37,6 +37,8 @@ PLANNED = ("profile", "checks", "dtypes", "devices", "seed")
 
 
 _FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
+_NEW_FOLDER = click.Path(file_okay=False, path_type=Path)
+_keeping = click.option("--keep", type=_NEW_FOLDER, metavar="DIR", help="Also keep the audit there, named by its date.")
 
 
 class _Shard(click.ParamType):  # type: ignore[type-arg]
@@ -129,11 +131,13 @@ def check(target: str, output: Path | None, fail_on_warning: bool, strict_ledger
 @click.argument("sources", metavar="IN...", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
 @click.option("--fail-on-warning", is_flag=True, help="Warnings count as failures.")
 @click.option("--strict-ledger", is_flag=True, help="Known upstream faults that no longer show count as failures.")
-def merge(output: Path, sources: Sequence[Path], fail_on_warning: bool, strict_ledger: bool) -> None:
+@_keeping
+def merge(output: Path, sources: Sequence[Path], fail_on_warning: bool, strict_ledger: bool, keep: Path | None) -> None:
     """Join audits, IN, each a file or a report folder, to one in the folder OUT.
 
     They are the shards of one plan, or were made in different environments; where each was born is kept.
     """
+    from normcheck import history
     from normcheck.merging import MergeError
     from normcheck.merging import merge as joined
 
@@ -141,6 +145,8 @@ def merge(output: Path, sources: Sequence[Path], fail_on_warning: bool, strict_l
         whole = joined({str(source): read(source) for source in sources})
     except MergeError as error:
         raise OptionError(str(error)) from None
+    if keep is not None:
+        history.keep(whole, keep)
     finish(whole, False, output, fail_on_warning=fail_on_warning, strict_ledger=strict_ledger)
 
 
