@@ -187,7 +187,7 @@ def audit(
     isolation : run the code in worker processes, so that one that dies, hangs or eats memory is a result; None: where
         ``workers`` is above 1. A script that asks for it does so below ``if __name__ == "__main__":``
     time_limit : seconds for one check of an isolated audit; None for 120, 600 or 3600 by the profile
-    memory_limit : bytes that a worker process may allocate; None for no limit
+    memory_limit : bytes that a worker process may allocate; None for what is free
     shard : (3, 8) for the third of eight parts; `normcheck.merging.merge` joins them
     scheduler : address of a dask scheduler, a ``distributed.Client``, or any ``concurrent.futures.Executor``, to run on
     budget : seconds for the whole; the most telling checks come first, and what there was no time for is skipped

@@ -42,7 +42,7 @@ class Limits:
     Attributes
     ----------
     seconds : wall time; None for that of `TIME_LIMITS` for the profile
-    memory : bytes that the worker process may allocate; None for no limit
+    memory : bytes that the worker process may allocate; None for what is free
     """
 
     seconds: float | None = None
@@ -133,7 +133,7 @@ class Lane:
 
         starting = _starting(self._frameworks)
         self._output = _Output(starting)
-        given = (self._output.writer, self.limits.memory)
+        given = (self._output.writer, self.limits.memory or _free())
         self._pool = ProcessPool(max_workers=1, initializer=worker.prepare, initargs=given, context=starting)
         try:
             self._worker = self._pool.schedule(worker.hello, timeout=_START).result()
@@ -238,6 +238,18 @@ def unsent(context: Context, check: Check, error: Exception) -> Result:
     """The result of code that cannot be pickled, or not be read again."""
     text = f"it cannot be taken to a worker process: {describe(error)}; isolation=False (--no-isolation) judges it in this one"
     return context.result(check.id, Outcome.BROKEN, text)
+
+
+def _free() -> int | None:
+    """Bytes of memory that a process can still get; None where the system does not tell."""
+    try:
+        text = Path("/proc/meminfo").read_text(encoding="ascii")
+        free = int(re.findall(r"MemAvailable:\s+(\d+) kB", text)[0]) << 10
+    except (OSError, IndexError):
+        return None
+    with contextlib.suppress(OSError, ValueError):  # a container may have less than its machine; without a limit this says max
+        free = min(free, int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii")))
+    return free
 
 
 def _how(code: int | None) -> str:
