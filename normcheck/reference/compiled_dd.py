@@ -152,6 +152,12 @@ def _underflow(product, nonzero):
 
 
 @formula
+def _standardized(c, c_lo, i, i_lo, gain, shift):
+    n, n_lo = _multiply(c, c_lo, i, i_lo)
+    return n, n_lo, (abs(n) * gain + shift) + _underflow(n, c != 0)
+
+
+@formula
 def _weighted(hi, lo, err, w, w_lo, w_lost):
     p, p_lo = _multiply(hi, lo, w, w_lo)
     less = err * abs(w)
@@ -175,7 +181,7 @@ def _plus(hi, lo, err, b):
 
 @formula
 def _proved(hi, lo, err):
-    return 1.01 * err if (abs(hi) < np.inf) & (abs(lo) < np.inf) else np.inf
+    return hi, lo, 1.01 * err if (abs(hi) < np.inf) & (abs(lo) < np.inf) else np.inf
 
 
 @kernel
@@ -183,24 +189,26 @@ def _elements(c_hi, c_lo, i_hi, i_lo, gain, shift, w_hi, w_lo, w_lost, up, down,
     rows, width = c_hi.shape
     buffers = np.empty((4, width))
     for r in range(rows):
-        c, rest, hi, lo, err = c_hi[r], c_lo[r], out_hi[r], out_lo[r], out_err[r]
+        c, c_rest, hi, lo, err = c_hi[r], c_lo[r], out_hi[r], out_lo[r], out_err[r]
         i, i_rest, g, e = i_hi[r], i_lo[r], gain[r], shift[r]
-        for j in range(width):
-            hi[j], lo[j] = _multiply(c[j], rest[j], i, i_rest)
-            err[j] = (abs(hi[j]) * g + e) + _underflow(hi[j], c[j] != 0)
         if w_hi.size:
             w, low, lost = row_of(w_hi, r, buffers[0]), row_of(w_lo, r, buffers[1]), row_of(w_lost, r, buffers[2])
             for j in range(width):
-                hi[j], lo[j], err[j] = _weighted(hi[j], lo[j], err[j], w[j], low[j], lost[j])
+                h, rest, off = _standardized(c[j], c_rest[j], i, i_rest, g, e)
+                hi[j], lo[j], err[j] = _weighted(h, rest, off, w[j], low[j], lost[j])
+        else:
+            for j in range(width):
+                hi[j], lo[j], err[j] = _standardized(c[j], c_rest[j], i, i_rest, g, e)
         a, b, a_back, b_back = up[0, r], up[1, r], down[0, r], down[1, r]
-        for j in range(width):
-            hi[j], lo[j], err[j] = _unscaled(hi[j], lo[j], err[j], a, b, a_back, b_back)
         if bias.size:
             more = row_of(bias, r, buffers[3])
             for j in range(width):
-                hi[j], lo[j], err[j] = _plus(hi[j], lo[j], err[j], more[j])
-        for j in range(width):
-            err[j] = _proved(hi[j], lo[j], err[j])
+                h, rest, off = _unscaled(hi[j], lo[j], err[j], a, b, a_back, b_back)
+                hi[j], lo[j], err[j] = _proved(*_plus(h, rest, off, more[j]))
+        else:
+            for j in range(width):
+                h, rest, off = _unscaled(hi[j], lo[j], err[j], a, b, a_back, b_back)
+                hi[j], lo[j], err[j] = _proved(h, rest, off)
 
 
 def elements_dd(

@@ -109,12 +109,12 @@ def _open_rows(work: Work, rungs: Rungs[Work], where: Place, out: Any, fmt: Form
 def climb(work: Work, rungs: Rungs[Work], where: Place, fmt: Format, counts: dict[str, int]) -> Array:
     """All elements of a few rows, rounded: by float64, by IEEE rules, by double-double, by exact arithmetic."""
     with np.errstate(all="ignore"):
-        out, settled = np.empty(work.shape), np.zeros(work.shape, bool)
+        mask, ieee = rungs.exceptional(work)
+        left = ~mask
         if fmt.p < 53:
             out, settled = rungs.float64(work, where.float64, fmt)
-        mask, ieee = rungs.exceptional(work)
-        left = ~(settled | mask)
-        counts["level1"] += int(left.sum())
+            left &= ~settled
+        counts["level1"] += int(np.count_nonzero(left))
         values = rungs.double_double(work.finite(), where.dd)
         if left.all():
             better, proved = where.dd.settle_dd(values, fmt)
@@ -128,7 +128,7 @@ def climb(work: Work, rungs: Rungs[Work], where: Place, fmt: Format, counts: dic
             better[index], ties = rungs.exact(work, (index[0], index[1]), fmt)
             counts["level2"] += len(index[0])
             counts["ties"] += ties
-        return np.where(settled, out, better) if settled.any() else better
+        return np.where(settled, out, better) if fmt.p < 53 else better
 
 
 def _at(values: Triple, chosen: Mask) -> Triple:
