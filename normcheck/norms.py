@@ -18,7 +18,9 @@ import numpy.typing as npt
 
 EpsPlacement = Literal["inside", "outside", "max", "max_inside", "none"]
 Reduce = Literal["mean", "sum"]
+Rounding = Literal["ceil", "floor"]
 PLACEMENTS: tuple[EpsPlacement, ...] = get_args(EpsPlacement)
+ROUNDINGS: tuple[Rounding, ...] = get_args(Rounding)
 
 
 @dataclass(frozen=True)
@@ -35,10 +37,14 @@ class Standardization:
     eps: float
     placement: EpsPlacement
     ddof: int
+    rounding: Rounding = "ceil"
 
     def count(self, width: int) -> int:
-        """How many leading elements of a row enter the statistic."""
-        return width if self.fraction == 1.0 else max(1, math.ceil(round(self.fraction * width, 9)))
+        """How many leading elements of a row enter the statistic, at least one."""
+        if self.fraction == 1.0:
+            return width
+        share = self.fraction * width
+        return max(1, int(share) if self.rounding == "floor" else math.ceil(round(share, 9)))
 
     def divisor(self, width: int) -> int:
         """What the sum of squares is divided by: the count less ddof for ``mean``, 1 for ``sum``."""
@@ -96,7 +102,7 @@ class Norm:
     weight_offset : added to the weight before it multiplies; 1 for Gemma's 1 + w
     center : whether the mean is subtracted
     reduce : ``mean`` or ``sum`` of squares
-    fraction : the share of leading elements that enter the statistic
+    fraction, rounding : the share of leading elements that enter the statistic, and how their number is rounded
     has_bias : whether the norm takes a bias
     has_running : whether it can use given statistics (evaluation mode) instead of its own
     per_channel : whether its parameters belong to channels; else to elements
@@ -113,6 +119,7 @@ class Norm:
     ddof: int = 0
     weight_offset: float = 0.0
     fraction: float = 1.0
+    rounding: Rounding = "ceil"
 
     def __post_init__(self) -> None:
         """Refuse settings that no norm has."""
@@ -137,7 +144,7 @@ class Norm:
     @property
     def standardization(self) -> Standardization:
         """What the norm does to one row."""
-        return Standardization(self.center, self.reduce, self.fraction, self.eps, self.eps_placement, self.ddof)
+        return Standardization(self.center, self.reduce, self.fraction, self.eps, self.eps_placement, self.ddof, self.rounding)
 
     def fold(self, shape: Sequence[int], channel_axis: int = 1) -> Fold:
         """How an array of this shape becomes rows.
@@ -272,7 +279,10 @@ class RMSNorm(_ElementNorm):
 
 @dataclass(frozen=True)
 class PartialRMSNorm(_ElementNorm):
-    """RMSNorm with the mean square of the first ceil(fraction * D) elements (Zhang and Sennrich 2019, section 4)."""
+    """RMSNorm with the mean square of the first ceil(fraction * D) elements (Zhang and Sennrich 2019, section 4).
+
+    The paper takes ceil(fraction * D) of them; ``rounding="floor"`` is the int(fraction * D) of its authors' code.
+    """
 
     center = False
     has_bias = False
@@ -282,10 +292,13 @@ class PartialRMSNorm(_ElementNorm):
     eps_placement: EpsPlacement = "inside"
     weight_offset: float = 0.0
     normalized_shape: int | Sequence[int] | None = None
+    rounding: Rounding = "ceil"
 
     def __post_init__(self) -> None:
-        """Refuse a fraction outside (0, 1]."""
+        """Refuse a fraction outside (0, 1], and another rounding."""
         super().__post_init__()
+        if self.rounding not in ROUNDINGS:
+            raise ValueError(f"rounding={self.rounding!r}, but should be one of {', '.join(ROUNDINGS)}")
         _check_number("fraction", self.fraction, "a number in (0, 1]", lambda value: 0 < value <= 1)
 
 

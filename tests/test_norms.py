@@ -99,6 +99,14 @@ def test_fraction_counts_upwards(width: int, fraction: float, count: int) -> Non
     assert replace(n.PartialRMSNorm(), fraction=fraction).standardization.count(width) == count
 
 
+@pytest.mark.parametrize(
+    ("width", "fraction", "count"), [(16, 0.0625, 1), (10, 0.25, 2), (3, 0.01, 1), (7, 1.0, 7), (100, 0.29, 28)]
+)
+def test_fraction_may_count_downwards(width: int, fraction: float, count: int) -> None:
+    """With rounding="floor" it is int(fraction * D), at least one, in the arithmetic of the code that says so."""
+    assert replace(n.PartialRMSNorm(rounding="floor"), fraction=fraction).standardization.count(width) == count
+
+
 def test_divisor() -> None:
     """A mean divides by the count less ddof, a sum by 1."""
     assert n.LayerNorm(ddof=1).standardization.divisor(8) == 7
@@ -120,6 +128,7 @@ BAD = [
     (lambda: n.LayerNorm(normalized_shape=0), r"normalized_shape=0, but should be None or positive sizes"),
     (lambda: n.LayerNorm(normalized_shape=2.5), r"normalized_shape=2.5, but should be None, a positive size or several"),
     (lambda: n.PartialRMSNorm(fraction=0.0), r"fraction=0.0, but should be a number in \(0, 1\]"),
+    (lambda: n.PartialRMSNorm(rounding="round"), "rounding='round', but should be one of ceil, floor"),
     (lambda: n.PartialRMSNorm(fraction=1.5), r"fraction=1.5, but should be a number in \(0, 1\]"),
     (lambda: n.BatchNorm(momentum=1.5), r"momentum=1.5, but should be None or a number in \[0, 1\]"),
     (lambda: n.InstanceNorm(momentum=-0.1), r"momentum=-0.1, but should be None or a number in \[0, 1\]"),

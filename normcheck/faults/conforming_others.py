@@ -128,6 +128,14 @@ def partial_root_mean_square(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return finish(x, wide * (square + eps).rsqrt(), weight)
 
 
+@sound_norm(PartialRMSNorm(fraction=0.1, rounding="floor"), warns=_OVERFLOW)
+def partial_root_mean_square_of_its_authors(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """The root mean square of the first int(0.1*D) elements, at least one."""
+    wide = widened(x)
+    square = mean(wide[..., : max(1, int(0.1 * x.shape[-1]))] ** 2)
+    return finish(x, wide * (square + eps).rsqrt(), weight)
+
+
 @sound_norm(BatchNorm(), training=True, warns=_OVERFLOW)
 def batch_norm_in_two_passes(x: Tensor, weight: Tensor, bias: Tensor, eps: float, *_: Tensor) -> Tensor:
     """Training: the batch's mean, then its variance, per channel."""

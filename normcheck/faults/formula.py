@@ -117,6 +117,13 @@ def partial_norm_of_the_whole_row(x: Tensor, weight: Tensor, eps: float) -> Tens
     return finish(x, wide * (square + eps).rsqrt(), weight)
 
 
+@fault("K08", "after keras-team/keras#21234", norm=PartialRMSNorm(fraction=0.25))
+def partial_norm_that_counts_downwards(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """The elements that are averaged are int(D/4), where ceil(D/4) are claimed."""
+    _, square = mean_square(x[..., : max(1, x.shape[-1] // 4)])
+    return finish(x, x.float() * (square + eps).rsqrt(), weight)
+
+
 @fault("K09", "LBANN/lbann#2024", "pytorch/pytorch#60528", norm=LAYER_NORM, expected=_UNBIASED)
 def unbiased_variance(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """The variance is divided by D - 1, the default of torch.var."""
