@@ -65,7 +65,7 @@ def test_a_norm_among_other_operators_is_found(saved):
 @pytest.mark.parametrize(
     ("operator", "names", "attributes", "norm", "shape"),
     [
-        ("RMSNormalization", ["x", "w"], {}, RMSNorm(normalized_shape=(8,), eps=float(np.float32(1e-5))), ("N", 8)),
+        ("RMSNormalization", ["x", "w"], {"epsilon": 0.5}, RMSNorm(normalized_shape=(8,), eps=0.5), ("N", 8)),
         ("InstanceNormalization", ["x", "w", "b"], {"epsilon": 0.5}, InstanceNorm(eps=0.5), ("N", 8, "L")),
         ("GroupNormalization", ["x", "w", "b"], {"epsilon": 0.5, "num_groups": 2}, GroupNorm(2, eps=0.5), ("N", 8, "L")),
         ("BatchNormalization", ["x", "w", "b", "m", "v"], {"epsilon": 0.5, "momentum": 0.75}, BatchNorm(0.5, 0.75), ("N", 8)),
