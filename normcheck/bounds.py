@@ -81,6 +81,7 @@ class ErrorClass:
     merges: bool
 
 
+@functools.lru_cache(maxsize=1024)
 def error_class(name: ClassName | int, count: int, center: bool) -> ErrorClass:
     """The allowance of a class for statistics over ``count`` elements.
 
@@ -131,13 +132,24 @@ class RowErrors:
 
     def bound(self, allowed: ErrorClass) -> Array:
         """E of the module docstring, (R, D), with the reference's own err added; not finite where nothing can be promised."""
+        return self.bounds(allowed)[0]
+
+    def bounds(self, *classes: ErrorClass) -> list[Array]:
+        """E of each class."""
         with np.errstate(all="ignore"):
-            bound = self.standardized(allowed)
-            bound *= 1 + 4 * self.compute.u * (allowed.height + 8)
-            self._add_affine_error(bound)
-            bound += self.certified.err
-            bound += self._underflow()
-            return bound + FORMATS["float32"].u * np.abs(self.certified.hi) if self.through_float32 else bound
+            n, applied, parts = np.abs(self.normalized), self._applied(), self._other_errors()
+            weight = None if self.weight is None else np.abs(self.weight)
+            found = []
+            for allowed in classes:
+                bound = n * self.gain(allowed)[:, None]
+                bound += applied + self.tau(allowed)[:, None]
+                bound *= 1 + 4 * self.compute.u * (allowed.height + 8)
+                if weight is not None:
+                    bound *= weight
+                for part in parts:
+                    bound += part
+                found.append(bound)
+            return found
 
     def tau(self, allowed: ErrorClass) -> Array:
         """Error of the mean in units of the output, (R,): the common mode. Zero where no mean is computed."""
@@ -193,19 +205,17 @@ class RowErrors:
         """Error of the standardized value n, (R, D), to first order in u(H+8)."""
         error = np.abs(self.normalized)
         error *= self.gain(allowed)[:, None]
-        error += self._common(allowed)
+        error += self._applied() + self.tau(allowed)[:, None]
         return error
 
-    def _common(self, allowed: ErrorClass) -> Array:
-        """tau, and the error of the application as x*r - mu*r; (R, D), or (R, 1) where no mean is subtracted."""
-        tau = self.tau(allowed)[:, None]
+    def _applied(self) -> Array:
+        """Error of the application as x*r - mu*r; (R, D), or 0 where no mean is subtracted."""
         if not self.standardization.center:
-            return tau
+            return np.zeros(1)
         applied = np.abs(self.rows)
         applied += (2 if self.given else 1) * np.abs(self.certified.mean)[:, None]
         applied /= self.certified.scale[:, None]
         applied *= self.compute.u
-        applied += tau
         return applied
 
     @functools.cached_property
@@ -242,20 +252,22 @@ class RowErrors:
             normalized /= self.certified.scale[:, None]
             return np.asarray(normalized)
 
-    def _add_affine_error(self, inner: Array) -> None:
-        """Turn the error of n, in place, into that of w*n + b."""
-        u = self.compute.u
-        if self.weight is not None:
-            scaled = self.weight * self.normalized
-            np.abs(scaled, out=scaled)
-            scaled *= u * (2 if self.offset else 1)
-            inner *= np.abs(self.weight)
-            inner += scaled
+    def _other_errors(self) -> list[Array]:
+        """What every class adds to |w| times the error of n, in this order: of weight, bias, reference, underflow and cast."""
+        u, parts = self.compute.u, [self.certified.err, self._underflow()]
         if self.bias is not None:
             added = np.abs(self.certified.hi)
             added += np.abs(self.bias)
             added *= u
-            inner += added
+            parts.insert(0, added)
+        if self.weight is not None:
+            scaled = self.weight * self.normalized
+            np.abs(scaled, out=scaled)
+            scaled *= u * (2 if self.offset else 1)
+            parts.insert(0, scaled)
+        if self.through_float32:
+            parts.append(FORMATS["float32"].u * np.abs(self.certified.hi))
+        return parts
 
     def _underflow(self) -> Array:
         """Roundings below the normal range: of n, w*n and y; of w*c where a weight multiplies before the division; and of an
@@ -340,8 +352,9 @@ def distance(output: Array, certified: Exact, fmt: Format) -> Array:
         gap = np.abs(error, out=error)
         gap -= half
         np.maximum(gap, 0.0, out=gap)
-        finite = np.isfinite(output)
-        return gap if finite.all() else np.where(finite, gap, _beyond(output, certified, fmt))
+        if np.isnan(gap.max(initial=0.0)):
+            gap = np.where(np.isfinite(output), gap, _beyond(output, certified, fmt))
+        return gap
 
 
 def _beyond(output: Array, certified: Exact, fmt: Format) -> Array:
@@ -369,7 +382,9 @@ def judge(output: Array, certified: Exact, bound: Array, fmt: Format, judged: Ma
         covered = reach <= fmt.max
         if not judged.all():
             covered &= judged[:, None]
-        ratio = np.divide(gap, bound, out=np.zeros_like(gap), where=covered & (gap > 0))
+        ratio = gap / bound
+        if not (covered.all() and bound.all()):
+            ratio = np.where(covered & (gap > 0), ratio, 0.0)
 
     def sizes(at: Any) -> tuple[Array, Array]:
         with np.errstate(all="ignore"):

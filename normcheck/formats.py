@@ -63,11 +63,10 @@ class Format:
     def ulp(self, x: npt.ArrayLike) -> Array:
         """Spacing of the format's values in the binade of ``|x|``; the subnormal spacing below it, NaN where x is not finite."""
         a = np.asarray(x, np.float64)
-        step = np.asarray(powers_of_two(a) * math.ldexp(1.0, 1 - self.p))
-        finite = np.isfinite(a)
-        if not finite.all():
-            step = np.where(finite, step, np.nan)
-        return np.maximum(step, self.min_subnormal)
+        step = powers_of_two(a)
+        step *= math.ldexp(1.0, 1 - self.p)
+        np.maximum(step, self.min_subnormal, out=step)
+        return step if step.max(initial=0.0) < np.inf else np.where(np.isfinite(a), step, np.nan)
 
     def round(self, x: npt.ArrayLike) -> Array:
         """Round float64 values to nearest, ties to even, once; overflow gives inf, or NaN where the format has no inf."""
@@ -119,11 +118,12 @@ class Format:
 
     def _round_finite(self, a: Array) -> Array:
         # adding and removing 1.5 * 2**52 units in the last place rounds to a whole number of units, ties to even
-        anchor = np.maximum(powers_of_two(a), self.min_normal)
+        anchor = powers_of_two(a)
+        np.maximum(anchor, self.min_normal, out=anchor)
         anchor *= 1.5 * math.ldexp(1.0, 53 - self.p)
-        rounded = a + anchor
+        rounded = np.asarray(a + anchor)
         rounded -= anchor
-        return np.copysign(rounded, a)
+        return np.copysign(rounded, a, out=rounded)
 
     def _overflow(self, y: Array, a: Array) -> Array:
         within = np.abs(y) <= self.max
@@ -135,7 +135,7 @@ class Format:
 
 def powers_of_two(x: Array) -> Array:
     """The largest power of two in each ``|x|``; 0 for zeros and subnormal numbers of float64, inf where x is not finite."""
-    return (_bits(x) & _EXPONENT).view(np.float64)
+    return np.asarray(_bits(x) & _EXPONENT).view(np.float64)
 
 
 def no_fraction(x: Array) -> Mask:

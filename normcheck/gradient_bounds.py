@@ -116,7 +116,9 @@ class GradientErrors:
                 error = error + u * np.abs(exact) + self._stored(self._through_norm())
             error *= 1 + 4 * u * (allowed.height + 8)
             error += self._underflow(allowed)
-            error[~self._settled(allowed)] = np.inf
+            settled = self._settled(allowed)
+            if not settled.all():
+                error[~settled] = np.inf
             return error
 
     def branches(self) -> Array:
@@ -237,7 +239,7 @@ class GradientErrors:
         return self._g * self.forward.normalized
 
     def _mean(self, values: Array) -> Array:
-        return np.asarray(values.mean(axis=1, keepdims=True))
+        return np.asarray(values.sum(axis=1, keepdims=True) / values.shape[1])
 
     def _rho(self, allowed: ErrorClass) -> Array:
         return self.forward.gain(allowed) + (0.0 if self.saved is None else self.saved.u)

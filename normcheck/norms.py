@@ -83,7 +83,7 @@ class Fold:
     def affine(self, parameter: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """A weight or bias -> (period, D) or (period, 1): row r of the input meets row r % period."""
         per_row = parameter.reshape(self.period, -1)
-        return per_row if self.repeat == 0 else np.repeat(per_row, self.repeat, axis=1)
+        return per_row if self.repeat in (0, 1) else np.repeat(per_row, self.repeat, axis=1)
 
     def statistics(self, given: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Running statistics, one per channel -> (R,), one per row."""

@@ -179,6 +179,38 @@ def test_the_worst_element_is_named() -> None:
     assert none.worst_ratio == 0
 
 
+def test_the_figures_are_those_of_the_worst_element() -> None:
+    """Error and tolerance of the worst element, as the whole arrays have them; none where nothing was judged."""
+    rng = np.random.default_rng(2)
+    y = rng.standard_normal((3, 50))
+    output, bound = F32.round(y * (1 + 4 * F32.u)), np.abs(y) * F32.u
+    verdict = judge(output, _exact(y), bound, F32, np.array([True, True, False]))
+    at = verdict.worst
+    assert at is not None
+    assert verdict.figures == {"error": verdict.error[at], "tolerance": verdict.tolerance[at]}
+    assert np.array_equal(verdict.error, np.abs(output - y))
+    assert np.array_equal(verdict.tolerance, bound + 0.5 * F32.ulp(output))
+    assert judge(output, _exact(y), bound, F32, np.zeros(3, bool)).figures == {}
+
+
+def test_without_an_error_the_first_judged_element_is_the_worst() -> None:
+    """An exact output has a ratio of 0 everywhere, also where the bound is 0."""
+    y = F32.round(np.random.default_rng(2).standard_normal((3, 5)))
+    verdict = judge(y, _exact(y), np.zeros(y.shape), F32, np.array([False, True, True]))
+    assert verdict.worst == (1, 0)
+    assert verdict.ratio.tolist() == np.zeros(y.shape).tolist()
+
+
+def test_bounds_of_several_classes_are_those_of_each() -> None:
+    """Made at once they have the same bits."""
+    rows, weight = REGIMES["large-mean"].rows(4, 64, F32, 0), np.full((1, 64), -1.5)
+    std = standardization()
+    errors = RowErrors(rows, certify(rows, std, weight), std, F32, weight=weight, offset=True)
+    classes = list(classes_of(Contract(), 64, True).values())
+    for one, allowed in zip(errors.bounds(*classes), classes, strict=True):
+        assert np.array_equal(one, errors.bound(allowed))
+
+
 def test_the_inner_cast_is_a_set_too() -> None:
     """For the cast before the weight exactly the outputs w*RN(m), m between n - E and n + E, have a ratio of at most 1."""
     rng = np.random.default_rng(5)

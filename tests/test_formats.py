@@ -114,6 +114,20 @@ def test_round_sum_is_the_rounding_of_the_exact_sum(fmt: Format) -> None:
     assert np.array_equal(fmt.round_sum(middle, lo), expected)
 
 
+@pytest.mark.parametrize("name", FORMATS)
+def test_spacing_and_rounding_are_those_of_whole_units(name: str) -> None:
+    """On every exponent of float64, ulp is 2**(e - p + 1) and rounding that of x/ulp to a whole number, as `math` has them."""
+    fmt, rng = FORMATS[name], np.random.default_rng(4)
+    exponents = np.arange(-1074, 1024)
+    x = np.ldexp(rng.uniform(1.0, 2.0, exponents.size), exponents) * rng.choice([-1.0, 1.0], exponents.size)
+    unit = [math.ldexp(1.0, max(math.frexp(v)[1] - 1, fmt.emin) - fmt.p + 1) for v in x]
+    assert fmt.ulp(x).tolist() == unit
+    rounded = [math.copysign(float(round(Fraction(v) / Fraction(u)) * Fraction(u)), v) for v, u in zip(x, unit, strict=True)]
+    beyond = np.inf if fmt.has_inf else np.nan
+    expected = [r if abs(r) <= fmt.max else math.copysign(beyond, r) for r in rounded]
+    assert np.array_equal(fmt.round(x), expected, equal_nan=True)
+
+
 def test_to_odd_keeps_exact_and_odd_values() -> None:
     """An even value moves to its odd neighbour on the side of the rest, an odd or exact one stays."""
     one, up = 1.0, np.nextafter(1.0, 2.0)

@@ -292,3 +292,12 @@ def test_biases_have_both_signs_and_some_zeros(fmt):
     assert 0.03 < (made == 0).mean() < 0.2
     assert np.abs(made).max() <= 1
     assert biases(0, fmt, 0).shape == weights(0, fmt, 0).shape == (0,)
+
+
+@pytest.mark.parametrize("make", [weights, biases])
+def test_parameters_are_drawn_once_and_cannot_be_written(make):
+    """The same array comes back for the same size, format and seed, so nobody may change it."""
+    made = make(32, BF16, 5)
+    assert make(32, BF16, 5) is made
+    with pytest.raises(ValueError, match="read-only"):
+        made[0] = 1.0

@@ -183,25 +183,33 @@ def _figures(case: Case, output: Array, verdict: Judgement) -> dict[str, float]:
 
 def _decomposition(case: Case, output: Array) -> dict[str, float]:
     """Least-squares split of the error of each row, over the weight, into a*1 + g*n + noise; the largest of each, in u."""
-    weight, _ = case.affine
+    weight, _ = case.parameters
     if case.x_format.p < 24 or case.inner_cast or not case.errors.standardization.center or case.fold.width < 8:
         return {}
     rows = case.errors.judged() & np.isfinite(output).all(axis=1)
     if not rows.any():
         return {}
     with np.errstate(all="ignore"):
-        scale = np.ones_like(output) if weight is None else weight
+        scale = np.ones((1, 1)) if weight is None else weight
         used = np.abs(scale) > 0.1
-        error = np.where(used, ((output - case.certified.hi) - case.certified.lo) / np.where(used, scale, 1.0), 0.0)[rows]
-        n = np.where(used, (case.rows - case.certified.mean[:, None]) / case.certified.scale[:, None], 0.0)[rows]
-        one = used[rows].astype(np.float64)
+        one = np.where(used, 1.0, 0.0)
+        error = output - case.certified.hi
+        error -= case.certified.lo
+        error /= np.where(used, scale, 1.0)
+        error *= one
+        n = case.errors.normalized * one
+        one = np.broadcast_to(one, n.shape)
+        if not rows.all():
+            error, n, one = error[rows], n[rows], one[rows]
         s11, s1n, snn = one.sum(1), n.sum(1), (n * n).sum(1)
         e1, en = error.sum(1), (error * n).sum(1)
         det = s11 * snn - s1n * s1n
         safe = np.where(det > 0, det, 1.0)
         common = np.where(det > 0, (e1 * snn - en * s1n) / safe, 0.0)
         gain = np.where(det > 0, (en * s11 - e1 * s1n) / safe, 0.0)
-        noise = np.abs(error - common[:, None] * one - gain[:, None] * n)
+        noise = np.subtract(error, common[:, None] * one, out=error)
+        noise -= np.multiply(n, gain[:, None], out=n)
+        np.abs(noise, out=noise)
     u = case.errors.compute.u
     parts = {"common_mode": np.abs(common), "gain": np.abs(gain), "noise": noise}
     return {name: float(np.nan_to_num(values).max()) / u for name, values in parts.items()}

@@ -74,6 +74,11 @@ class Context:
         """What is claimed."""
         return self.implementation.norm
 
+    @functools.cached_property
+    def norm_name(self) -> str:
+        """The norm as results name it."""
+        return str(self.norm)
+
     @property
     def x_format(self) -> Format:
         """Format of the input."""
@@ -207,7 +212,7 @@ class Context:
         return Result(
             check=check,
             implementation=implementation.name,
-            norm=str(implementation.norm),
+            norm=self.norm_name,
             dtype=self.dtype,
             outcome=outcome,
             device=self.device,
@@ -386,4 +391,6 @@ def ulp_error(output: Array, exact: Array, fmt: Format) -> Array:
         np.fmin(np.fmax(scale, rms, out=scale), fmt.max, out=scale)
         ulps = np.abs(output - exact)
         ulps /= fmt.ulp(scale)
+        if scale.min(initial=1.0) > 0 and not np.isnan(ulps.max(initial=0.0)):
+            return ulps
         return np.where(np.isnan(output), np.inf, np.where(scale > 0, ulps, 0.0))

@@ -122,12 +122,17 @@ class Case:
 
     def bound(self, name: ClassName) -> Array:
         """E of the class, (R, D)."""
-        if name not in self._bounds:
-            self._bounds[name] = self.errors.bound(self.classes[name])
+        self._find(name)
         return self._bounds[name]
+
+    def _find(self, *names: ClassName) -> None:
+        new = [name for name in names if name not in self._bounds]
+        if new:
+            self._bounds.update(zip(new, self.errors.bounds(*(self.classes[name] for name in new)), strict=True))
 
     def verdicts(self, output: Array) -> dict[ClassName, Judgement]:
         """Hold output rows (R, D) against the bound of every class; of a sequential sum only where that of a tree is broken."""
+        self._find("strict", "tree")
         gap = None if self.inner_cast else distance(output, self.certified, self.out_format)
         found: dict[ClassName, Judgement] = {name: self.judge(output, name, gap) for name in ("strict", "tree")}
         if found["tree"].worst_ratio > 1:

@@ -70,11 +70,12 @@ def encode(values: npt.ArrayLike, dtype: str, layout: str = "contiguous") -> npt
     array = np.asarray(values, np.float64)
     if layout in VIEWS:
         return _lay(encode(array, dtype), layout)
-    order = _order(layout, array.shape)
     with np.errstate(all="ignore"):
-        typed = array.transpose(order).astype(format_of(dtype).dtype, order="C")
-        if layout != "contiguous":
-            typed = typed.transpose(np.argsort(order))
+        if layout == "contiguous":
+            typed = array.astype(format_of(dtype).dtype, order="C")
+        else:
+            order = _order(layout, array.shape)
+            typed = array.transpose(order).astype(format_of(dtype).dtype, order="C").transpose(np.argsort(order))
         if typed.dtype != np.float64:
             _check_exact(typed.astype(np.float64), array, dtype)
     return typed
