@@ -133,14 +133,26 @@ class Hunt:
         return f"{self.seconds:8.1f} s  {self.calls} calls, {self.rows} rows: at {self.best.ratio:.3g} of the bound ({place})"
 
     @property
+    def verdict(self) -> str:
+        """What came of it, in one sentence."""
+        if self.found and self.result is not None:
+            return f"Counterexample: {self.result.message}"
+        if not self.rows:
+            return "Nothing was found out: no call came back."
+        tried = f"No counterexample in {self.seconds:.0f} s, {self.calls} calls and {self.rows} rows"
+        if self.best is None:
+            return f"{tried}: no error was large enough to be measured."
+        place = f"{self.best.dtype}, rows of {self.best.trial.width}"
+        return f"{tried}: the worst error is at {self.best.ratio:.3g} of the bound ({place})."
+
+    @property
     def text(self) -> str:
         """The outcome: the worst input, and of a counterexample all that shows it."""
-        lines = [self.line]
+        lines = [self.verdict]
         if self.best is not None:
-            lines.append(f"Worst input: {self.best.trial!r}")
-        if self.found and self.result is not None:
-            lines.append(f"Counterexample: {self.result.message}")
-            lines += ["", self.result.witness.snippet] if self.result.witness is not None else []
+            lines.append(f"Worst input, at {self.best.ratio:.3g} of the bound: {self.best.dtype}, {self.best.trial.words}")
+        if self.found and self.result is not None and self.result.witness is not None:
+            lines += ["", self.result.witness.snippet]
         lines += [f"{count} calls raised {message}" for message, count in self.refused.items()]
         return "\n".join(lines)
 

@@ -90,6 +90,10 @@ def claiming(command: Command) -> Command:
         click.option("--cast", type=click.Choice(["once", "before_weight"]), help="When the result is rounded to its dtype."),
         click.option("--output-dtype", metavar="DTYPE", help="x, promote, or a dtype. Default: x, the input's."),
         click.option("--accumulation", metavar="HOW", help="tree, sequential, merge, or the height of the summation tree."),
+        click.option("--init", multiple=True, metavar="KEY=VALUE", help="An argument of a class's constructor; can be repeated."),
+        click.option(
+            "--width", "widths", type=click.IntRange(min=1), multiple=True, metavar="N", help="Only rows of this width."
+        ),
         click.option("--framework", default="torch", show_default=True, metavar="NAME", help="Whose arrays it takes."),
         click.option("--argument-order", metavar="NAME[,NAME...]", help="Such as x,weight,eps. Default: the norm's, x first."),
         click.option("--weight-dtype", metavar="DTYPE", help="Dtype of weight and bias. Default: the input's."),

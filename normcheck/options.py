@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
+import ast
 import fnmatch
-import re
+import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, fields
 from typing import Any, cast
@@ -12,8 +12,10 @@ from typing import Any, cast
 from normcheck.contract import Contract
 from normcheck.formats import FORMATS
 from normcheck.implementations import Implementation, MissingPackageError, Named, frameworks, implementations, load, require
+from normcheck.implementations.constructed import constructed
 from normcheck.implementations.onnx_files import SUFFIX, implementation_in
 from normcheck.norms import NORMS, Norm
+from normcheck.spelling import bare, nearest, refusal
 
 
 class OptionError(ValueError):
@@ -28,7 +30,7 @@ def chosen(globs: Sequence[str], framework: str | None) -> tuple[Implementation,
     OptionError : for an unknown or missing framework, and for a pattern that matches nothing
     """
     if framework is not None:
-        one_of("framework", framework, frameworks())
+        framework_of(framework)
     try:
         found = implementations(framework)
     except MissingPackageError as error:
@@ -72,7 +74,7 @@ def implementation_of(
     OptionError : with the message of whatever refuses the target or a setting
     """
     given = {"validates": False} | {key: value for key, value in options.items() if value is not None}
-    one_of("framework", given["framework"], frameworks())
+    framework_of(given["framework"])
     if target.endswith(SUFFIX):
         return _saved(target, given)
     if "node" in given:
@@ -86,8 +88,8 @@ def implementation_of(
         if "argument_order" in given:
             given["arguments"] = tuple(name.strip() for name in given.pop("argument_order").split(","))
         given["grad"] = "autograd" if given.pop("autograd", False) else None
-        load(target)
-        made = Implementation(Named(target), norm, contract, name=target, dtypes=dtypes, devices=devices, **given)
+        given |= code_of(target, norm, given.pop("init", ()), given.pop("widths", ()), given["channel_axis"])
+        made = Implementation(norm=norm, contract=contract, name=target, dtypes=dtypes, devices=devices, **given)
         for device in devices:
             require(made, device)
     except (ValueError, MissingPackageError) as error:
@@ -110,8 +112,8 @@ def norm_of(name: str, given: dict[str, Any], spelled: Callable[[str], str] | No
     ValueError : for a setting that the norm refuses
     """
     written = spelled or _flag
-    bare = {_bare(known): known for known in NORMS}
-    kind = NORMS[bare.get(_bare(name)) or one_of("norm", name, NORMS)]
+    alike = {bare(known): known for known in NORMS}
+    kind = NORMS[alike.get(bare(name)) or one_of("norm", name, NORMS)]
     known = {f.name: f for f in fields(cast(Any, kind))}
     settings = {key: given.pop(key) for key in _all_settings() if key in given}
     for key in settings:
@@ -134,15 +136,81 @@ def one_of(what: str, name: str, known: Iterable[str]) -> str:
     """
     names = list(known)
     if name not in names:
-        raise OptionError(f"{what}={name!r}, but should be one of {', '.join(names)}{nearest(name, names)}")
+        raise OptionError(refusal(what, name, names, "normcheck list checks" if what == "check" else ""))
     return name
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """A hint at the known name that is spelled most alike, if there is one."""
-    bare = {_bare(one): one for one in known}
-    near = difflib.get_close_matches(_bare(name), bare, n=1, cutoff=0.4)
-    return f" (did you mean {bare[near[0]]}?)" if near else ""
+def framework_of(name: str) -> str:
+    """The name of a framework, if it is known.
+
+    Raises
+    ------
+    OptionError : with the nearest name, and which frameworks are installed; how the others are
+    """
+    known = frameworks()
+    if name not in known:
+        lines = {one: adapter.available() for one, adapter in known.items()}
+        here = ", ".join(one for one, line in lines.items() if line is None)
+        others = "; ".join(f"{one} by {line}" for one, line in lines.items() if line is not None)
+        text = f"framework={name!r}{nearest(name, known)}, but should be one of {here}"
+        raise OptionError(f"{text}; or, once installed, {others}" if others else text)
+    return name
+
+
+def code_of(
+    target: str, norm: Norm, init: Mapping[str, Any] | Sequence[str] = (), widths: Sequence[int] = (), channel_axis: int = 1
+) -> dict[str, Any]:
+    """The fields of `Implementation` that hold the code of a target: a function as ``call``, a class as ``module``.
+
+    Parameters
+    ----------
+    init : arguments of a class's constructor by name, or as they are typed, see `initial`
+    widths : the row widths that it takes; none of them stands for any
+
+    Raises
+    ------
+    TargetError, OptionError : for a target that cannot be used so, and for arguments that a constructor does not take
+    """
+    found, given = load(target), dict(init) if isinstance(init, Mapping) else initial(init)
+    named: dict[str, Any] = {"widths": tuple(widths)} if widths else {}
+    if inspect.isclass(found):
+        module, fixed = constructed(target, norm, given, channel_axis, named.get("widths", ()))
+        return {"module": module, **({"widths": fixed} if fixed else {}), **named}
+    if hasattr(found, "state_dict") and hasattr(found, "forward"):
+        raise OptionError(
+            f"{target} is an instance of {type(found).__name__}, whose weights are its own, but should be the class: "
+            "what its constructor takes is given by --init, in Python by module="
+        )
+    if given:
+        raise OptionError(f"--init {next(iter(given))}=..., but {target} is no class")
+    return {"call": Named(target), **named}
+
+
+def initial(typed: Sequence[str]) -> dict[str, Any]:
+    """Arguments as they are typed: each ``key=value`` or a dict; values are Python literals, or else text.
+
+    Raises
+    ------
+    OptionError : for what is neither
+    """
+    made: dict[str, Any] = {}
+    for one in typed:
+        key, equals, value = one.partition("=")
+        if equals and key.strip().isidentifier():
+            made[key.strip()] = _literal(value.strip())
+            continue
+        whole = _literal(one)
+        if not isinstance(whole, dict) or not all(isinstance(name, str) for name in whole):
+            raise OptionError(f"--init={one!r}, but should be such as hidden=64, or a dict such as {{'hidden': 64}}")
+        made |= whole
+    return made
+
+
+def _literal(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
 
 
 def _contract(given: dict[str, Any]) -> Contract:
@@ -162,7 +230,7 @@ def _promised(given: dict[str, Any]) -> dict[str, Any]:
 def _saved(path: str, given: dict[str, Any]) -> Implementation:
     """The norm in an ONNX model; of the claims only those of the contract can be given beside it."""
     node, contract = given.pop("node", ""), _promised(given)
-    usual = {"validates": False, "framework": "torch", "channel_axis": "1", "autograd": False}
+    usual = {"validates": False, "framework": "torch", "channel_axis": "1", "autograd": False, "init": (), "widths": ()}
     for key, value in given.items():
         if value != usual.get(key):
             raise OptionError(f"{_flag(key.removesuffix('_name'))}={value!r}, but {path} says that itself")
@@ -181,11 +249,6 @@ def _sizes(text: str) -> tuple[int, ...]:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
         raise OptionError(f"--normalized-shape={text!r}, but should be sizes such as 768 or 4,32") from None
-
-
-def _bare(name: str) -> str:
-    """A name as it is compared: rms_norm, rms-norm and RMSNorm are one."""
-    return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
 def _flag(field: str) -> str:

@@ -71,6 +71,14 @@ class Row(_Short):
             made[position % width] = value
         return fmt.round(_fitted(np.clip(made, -fmt.max, fmt.max), fmt if fmt.p > compute.p else compute))
 
+    @property
+    def words(self) -> str:
+        """The row as a reader would say it."""
+        parts = [self.base if isinstance(self.base, str) else f"the values {', '.join(f'{value:.6g}' for value in self.base)}"]
+        parts += [f"seed {self.seed}"] if isinstance(self.base, str) else []
+        parts += [f"times 2**{self.exponent}"] * bool(self.exponent) + [f"moved by {self.shift:.6g}"] * bool(self.shift)
+        return ", ".join([*parts, *(f"element {position} is {value:.6g}" for position, value in self.edits)])
+
     def _background(self, width: int, fmt: Format, compute: Format) -> Array:
         if not isinstance(self.base, str):
             return np.resize(np.asarray(self.base, np.float64), width)
@@ -140,6 +148,15 @@ class Trial(_Short):
         if self.bias is not None and takes("bias"):
             given["bias"] = biases(size, fmt, self.bias)
         return given
+
+    @property
+    def words(self) -> str:
+        """The input as a reader would say it."""
+        rows = "; ".join(row.words for row in self.rows)
+        size = f" times 2**{self.gain}" if self.gain else ""
+        weight = "weights of 1" if self.weight is None else f"random weights (seed {self.weight}){size}"
+        bias = "" if self.bias is None else f", random biases (seed {self.bias})"
+        return f"rows of {self.width} elements ({rows}), {weight}{bias}"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""

@@ -203,7 +203,9 @@ def test_refusals_are_counted() -> None:
 
     done = hunt(_implementation(even), minutes=0.02)
     assert not done.found
-    assert done.refused["NotImplementedError: odd width"] > 1
+    ((said, count),) = done.refused.items()
+    assert re.fullmatch(r"NotImplementedError: odd width \(test_hunt.py, line \d+\)", said)
+    assert count > 1
     assert "calls raised NotImplementedError: odd width" in done.text
 
 
@@ -269,16 +271,20 @@ def test_command_tells_counterexample_and_corpus(tmp_path: Path) -> None:
     """The exit code is 1; message, worst input, snippet and the corpus's place are shown."""
     found = _command(tmp_path, "clipped", "--minutes", "2")
     assert found.exit_code == 1
-    for text in ("of the bound", "Worst input: Trial(", "Counterexample: y[", "import numpy as np", "Corpus: "):
+    for text in ("Worst input, at ", " of the bound: float32, rows of ", "Counterexample: y[", "import numpy as np", "Corpus: "):
         assert text in found.stdout
     (kept,) = (tmp_path / "kept").iterdir()
     assert json.loads(kept.read_text(encoding="utf-8"))["runs"] == 1
 
 
 def test_command_ends_well_without_counterexample(tmp_path: Path) -> None:
-    """The exit code is 0 where the search found nothing, and the worst ratio is told."""
+    """The exit code is 0 where the search found nothing; one sentence says so, with the worst ratio, and no Python."""
     done = _command(tmp_path, "rms", "--minutes", "0.02")
     assert done.exit_code == 0, done.output
+    first, second, *_ = done.stdout.splitlines()
+    assert re.match(r"No counterexample in \d+ s, \d+ calls and \d+ rows: the worst error is at 0\.\d+ of the bound \(", first)
+    assert re.match(r"Worst input, at 0\.\d+ of the bound: float32, rows of \d+ elements \(.*\), (weights of 1|random)", second)
+    assert not re.search(r"Trial\(|Row\(|None", done.stdout)
     assert re.search(r"at 0\.\d+ of the bound \(float32, rows of \d+\)", done.stdout)
 
 
@@ -286,7 +292,8 @@ def test_command_says_that_nothing_was_judged(tmp_path: Path) -> None:
     """The exit code is 3 where no call came back."""
     done = _command(tmp_path, "refuses", "--minutes", "0.01")
     assert done.exit_code == 3
-    assert "calls raised RuntimeError: never" in done.stdout
+    assert "calls raised RuntimeError: never (mine.py, line " in done.stdout
+    assert "no call came back" in done.stdout
     assert "Nothing was judged" in done.stderr
 
 

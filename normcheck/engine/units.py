@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -12,6 +11,7 @@ from normcheck.checks.cases import regime_case
 from normcheck.implementations import Implementation, MissingPackageError, frameworks, require
 from normcheck.regimes import WIDTHS
 from normcheck.results import Outcome, Result
+from normcheck.spelling import refusal
 
 PROFILES = tuple(WIDTHS)
 THREADS = 1
@@ -150,10 +150,7 @@ def _chosen(ids: Iterable[str] | None) -> tuple[Check, ...]:
     wanted = list(ids)
     for id_ in wanted:
         if id_ not in known:
-            near = difflib.get_close_matches(id_, known, n=1)
-            raise ValueError(
-                f"check={id_!r}, but should be one of {', '.join(known)}" + (f"; nearest: {near[0]}" if near else "")
-            )
+            raise ValueError(refusal("check", id_, known, "normcheck list checks"))
     return tuple(check for id_, check in known.items() if id_ in wanted or not check.requires)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +16,8 @@ from normcheck.implementations.registry import require
 from normcheck.implementations.targets import describe
 
 _PACKAGE = str(Path(__file__).resolve().parents[1])
+
+_LIBRARIES = {"torch", "numpy", "jax", "jaxlib", "onnx", "onnxruntime", "importlib", "contextlib.py"}
 
 Around = Callable[[Callable[..., Any], list[Any]], Any]
 """Makes a call: takes the function and its arguments, returns what it returned."""
@@ -69,7 +71,7 @@ def user_code(framework: Framework, inputs: Inputs) -> Iterator[None]:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # noqa: BLE001 - user code may raise anything, SystemExit included
-        raise CallError(describe(error), _traceback(error)) from None
+        raise CallError(f"{describe(error)}{_place(error)}", _traceback(error)) from None
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,8 +158,21 @@ def callee(implementation: Implementation, framework: Framework, inputs: Inputs,
     made: Any = implementation.target(implementation.norm, shape=inputs.x.shape, dtype=inputs.dtype, device=inputs.device)
     if implementation.make is not None:
         return made  # type: ignore[no-any-return]
-    dtype = inputs.weight_dtype or inputs.dtype
-    return framework.bind(made, state(implementation, values), inputs.training, dtype, inputs.device)
+    dtype, bound = inputs.weight_dtype or inputs.dtype, state(implementation, values)
+    _refuse_unbound(made, bound)
+    return framework.bind(made, bound, inputs.training, dtype, inputs.device)
+
+
+def _refuse_unbound(module: Any, bound: Iterable[str]) -> None:
+    """Raise where a module has not the attributes that are set: an attribute that it does not know would change nothing."""
+    lacking = [name for name in bound if not hasattr(module, name)]
+    if lacking:
+        own = [name for name in ("gamma", "beta", "scale", "g", "b", "moving_mean", "moving_var") if hasattr(module, name)]
+        names = f", but has {' and '.join(own)}" if own else ""
+        raise TypeError(
+            f"{type(module).__name__} has no attribute {' and no '.join(lacking)}{names}: normcheck sets "
+            f"{', '.join(bound)}; where it takes none of these, affine= says so"
+        )
 
 
 def state(implementation: Implementation, values: dict[str, Any]) -> dict[str, Any]:
@@ -190,6 +205,13 @@ def results(implementation: Implementation, returned: Any) -> dict[str, Any]:
     wanted = " or ".join(dict.fromkeys("y" if len(form) == 1 else f"({', '.join(form)})" for form in forms))
     got = f"a tuple of {len(results)}" if isinstance(returned, tuple) else type(returned).__name__
     raise TypeError(f"returned {got}, but should return {wanted}")
+
+
+def _place(error: BaseException) -> str:
+    """File and line of the innermost frame that is the user's own, neither normcheck's nor a framework's; or ``""``."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith((_PACKAGE, "<"))]
+    own = [frame for frame in frames if not _LIBRARIES & set(Path(frame.filename).parts)]
+    return f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
 
 
 def _traceback(error: BaseException) -> str:

@@ -14,8 +14,9 @@ from normcheck.audit import THREADS, Unit, modes, plan
 from normcheck.checks import Check, Context, checks
 from normcheck.formats import FORMATS
 from normcheck.implementations import Implementation, frameworks
-from normcheck.options import nearest, one_of
+from normcheck.options import one_of
 from normcheck.results import Outcome, Result
+from normcheck.spelling import nearest
 from normcheck.testing import failure
 
 

@@ -10,9 +10,10 @@ from typing import Any, cast
 
 from normcheck.audit import DTYPES
 from normcheck.contract import Contract
-from normcheck.implementations import Implementation, Named, TargetError, frameworks, load
+from normcheck.implementations import Implementation, Named, frameworks
 from normcheck.norms import NORMS
-from normcheck.options import OptionError, nearest, norm_of, one_of
+from normcheck.options import OptionError, code_of, framework_of, norm_of
+from normcheck.spelling import nearest
 from normcheck.testing.items import Tasks
 
 RUN = ("checks", "dtypes", "devices", "profile", "seed", "expected_failures", "strict")
@@ -91,12 +92,8 @@ def _names(given: Iterable[tuple[str, str]]) -> list[str]:
 def _implementation(target: str, name: str, settings: dict[str, Any]) -> Implementation:
     if "norm" not in settings:
         raise ProjectError(f"norm is missing for {target}, but should be one of {', '.join(NORMS)}")
-    framework = one_of("framework", settings.get("framework", "torch"), frameworks())
-    if frameworks()[framework].available() is None:
-        try:
-            load(target)
-        except TargetError as error:
-            raise ProjectError(str(error)) from None
+    framework = framework_of(settings.get("framework", "torch"))
+    init, widths = settings.pop("init", {}), settings.pop("widths", [])
     claim = {key: settings.pop(key) for key in (*CLAIM, "dtypes", "devices") if key in settings}
     contract = settings.pop("contract", {})
     if not isinstance(contract, Mapping):
@@ -105,12 +102,15 @@ def _implementation(target: str, name: str, settings: dict[str, Any]) -> Impleme
     if isinstance(settings.get("normalized_shape"), list):
         settings["normalized_shape"] = ",".join(map(str, settings["normalized_shape"]))
     norm = norm_of(str(settings.pop("norm")), settings, spelled=str)
-    return Implementation(Named(target), norm, promised, name=name, **{"dtypes": DTYPES, "validates": False, **claim})
+    code: dict[str, Any] = {"call": Named(target)}
+    if frameworks()[framework].available() is None:
+        code = code_of(target, norm, init, widths, claim.get("channel_axis", 1))
+    return Implementation(norm=norm, contract=promised, name=name, **{"dtypes": DTYPES, "validates": False, **code, **claim})
 
 
 def _claims() -> tuple[str, ...]:
     settings = {f.name for norm in NORMS.values() for f in fields(cast(Any, norm))}
-    return ("norm", "contract", *sorted(settings), *CLAIM)
+    return ("norm", "contract", "init", "widths", *sorted(settings), *CLAIM)
 
 
 def _spelled(table: Mapping[str, Any], known: Iterable[str], where: str) -> dict[str, Any]:
@@ -124,5 +124,5 @@ def _spelled(table: Mapping[str, Any], known: Iterable[str], where: str) -> dict
     spelled = {key.replace("-", "_"): value for key, value in table.items()}
     for key in spelled:
         if key not in names:
-            raise ProjectError(f"{where} has the key {key!r}, but should have some of {', '.join(names)}{nearest(key, names)}")
+            raise ProjectError(f"{where} has the key {key!r}{nearest(key, names)}, but should have some of {', '.join(names)}")
     return spelled
