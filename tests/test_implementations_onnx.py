@@ -183,3 +183,11 @@ def test_what_the_runtime_raises_is_a_call_error(ort):
     implementation = ROWS["onnxruntime.RMSNormalization"]
     with pytest.raises(CallError, match="NOT_IMPLEMENTED"):
         call(implementation, Inputs(ROW, weight=np.ones(4), dtype="bfloat16"))
+
+
+def test_types_that_onnx_does_not_allow_are_refused():
+    """The reference evaluator would compute with them; a runtime refuses them."""
+    for name in ("onnx.GroupNormalization", "onnx.LayerNormalization"):
+        given = inputs(ROWS[name], "float16", weight_dtype="float32")
+        with pytest.raises(CallError, match="has inconsistent type"):
+            call(ROWS[name], given)

@@ -169,10 +169,11 @@ NEEDS = (*SHARED, f"{__name__}:evaluator")
 
 @functools.lru_cache(maxsize=64)
 def evaluator(model: bytes) -> Any:
-    """The evaluator of a model."""
+    """The evaluator of a model; types that ONNX does not allow are refused, as the evaluator itself does not."""
+    import onnx
     from onnx.reference import ReferenceEvaluator
 
-    return ReferenceEvaluator(model)
+    return ReferenceEvaluator(onnx.shape_inference.infer_shapes(onnx.load_from_string(model), check_type=True))
 
 
 def run(model: bytes, arrays: dict[str, Any], threads: int = 1) -> list[Any]:  # noqa: ARG001 (of every runtime)
