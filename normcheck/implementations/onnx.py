@@ -145,9 +145,9 @@ def group_normalization(run: Run, x: Any, num_groups: int, weight: Any, bias: An
 
 
 def instance_normalization(run: Run, x: Any, weight: Any, bias: Any, eps: float) -> Any:
-    """InstanceNormalization-6."""
+    """InstanceNormalization-22."""
     arrays = {"x": x, **affine(weight, bias, x.shape[1], x.dtype)}
-    return run(model_of("InstanceNormalization", 21, arrays, {"y": "x"}, epsilon=eps), arrays)[0]
+    return run(model_of("InstanceNormalization", 22, arrays, {"y": "x"}, epsilon=eps), arrays)[0]
 
 
 def batch_normalization(
