@@ -41,7 +41,7 @@ def _packed(name: str, array: Array) -> list[str]:
 
 
 def _reshape(array: Array) -> str:
-    return "" if array.ndim == 1 else f".reshape({', '.join(map(str, array.shape))})"
+    return "" if array.ndim == 1 else f".reshape({', '.join(map(str, array.shape)) or '()'})"
 
 
 def _wrapped(head: str, items: Any, tail: str) -> list[str]:
