@@ -13,6 +13,7 @@ from typing import Any
 
 from normcheck.contract import Contract
 from normcheck.implementations.base import Implementation
+from normcheck.implementations.numpy import FLOATS
 from normcheck.implementations.onnx import SHARED, Run, ThreadedRuntime, modes, row
 from normcheck.norms import EpsPlacement, L2Norm, LayerNorm
 
@@ -99,28 +100,28 @@ def normalize_l2(run: Run, x: Any, eps: float, mode: Any) -> Any:
 
 
 _WIDE = Contract(eps_dtype="float32")
-# as the functions of these operators are specified, what is standardized is rounded before it meets the weight
+# bfloat16 is rounded after each operation of a decomposed norm: behind the part that is specified in float32 before the weight
 _BEFORE = Contract(eps_dtype="float32", cast="before_weight")
-_PLAIN: dict[str, Any] = {"affine": False, "contract": _WIDE}
+_NARROW = Contract(eps_dtype="float32", compute="bfloat16")
 
 
 def builtins() -> Iterator[Implementation]:
     """The norms of OpenVINO's own, then those that it makes of ONNX's."""
-    for function, norm, marks in _OWN:
+    for function, norm, contract, marks in _OWN:
         for outside, (mark, placement) in enumerate(marks):
-            chosen = replace(norm, eps_placement=placement)
-            arguments = ("x", "eps", bool(outside))
+            own: dict[str, Any] = {"norm": replace(norm, eps_placement=placement), "arguments": ("x", "eps", bool(outside))}
             name = {"mvn": "MVN", "normalize_l2": "NormalizeL2"}[function]
-            yield row(__name__, name, f"{__name__}:{function}", mark=mark, norm=chosen, arguments=arguments, **_PLAIN)
-    yield row(__name__, "LayerNormalization", "layer_normalization", contract=_BEFORE)
-    yield row(__name__, "RMSNormalization", "rms_normalization", contract=_BEFORE)
+            yield row(__name__, name, f"{__name__}:{function}", mark=mark, affine=False, contract=contract, **own)
+    for name, function in (("LayerNormalization", "layer_normalization"), ("RMSNormalization", "rms_normalization")):
+        yield row(__name__, name, function, contract=_WIDE, dtypes=FLOATS[:3])
+        yield row(__name__, name, function, contract=_BEFORE, dtypes=FLOATS[3:], mark="bfloat16")
     yield row(__name__, "GroupNormalization", "group_normalization", contract=_WIDE)
     yield row(__name__, "InstanceNormalization", "instance_normalization", contract=_WIDE)
     # no arithmetic is specified for it: it is that of the input's dtype
     yield from (replace(mode, contract=replace(mode.contract, compute="bfloat16")) for mode in modes(__name__, wide=()))
 
 
-_OWN: tuple[tuple[str, Any, tuple[tuple[str, EpsPlacement], ...]], ...] = (
-    ("mvn", LayerNorm(), (("inside_sqrt", "inside"), ("outside_sqrt", "outside"))),
-    ("normalize_l2", L2Norm(), (("add", "inside"), ("max", "max_inside"))),
+_OWN: tuple[tuple[str, Any, Contract, tuple[tuple[str, EpsPlacement], ...]], ...] = (
+    ("mvn", LayerNorm(), _WIDE, (("inside_sqrt", "inside"), ("outside_sqrt", "outside"))),
+    ("normalize_l2", L2Norm(), _NARROW, (("add", "inside"), ("max", "max_inside"))),
 )
