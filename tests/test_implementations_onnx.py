@@ -146,6 +146,7 @@ def test_the_sum_with_the_residual_comes_back(name):
     alone = call(implementation, Inputs(ROW * 3))
     assert np.array_equal(alone.y, both.y)
     assert np.array_equal(alone.new_residual, ROW * 3)
+    assert np.signbit(call(implementation, Inputs(-0.0 * ROW**2)).new_residual).all()
 
 
 @pytest.mark.parametrize("name", [f"{name}.LayerNormalization" for name in RUNTIMES])

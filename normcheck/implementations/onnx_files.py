@@ -39,9 +39,9 @@ def run_node(run: Run, *passed: Any) -> Any:
     x = arrays["x"]
     channels = operator in ("GroupNormalization", "InstanceNormalization", "BatchNormalization")
     sizes = x.shape[1:2] if channels else x.shape[settings.get("axis", -1) :]
+    neutral = {"weight": 1.0, "running_var": 1.0, "residual": -0.0}
     for name in (name for name, array in arrays.items() if array is None):
-        size = x.shape if name == "residual" else sizes
-        arrays[name] = np.full(size, name in ("weight", "running_var"), x.dtype)
+        arrays[name] = np.full(x.shape if name == "residual" else sizes, neutral.get(name, 0.0), x.dtype)
     returned = run(model_of(operator, opset, arrays, dict(outputs), domain, **settings), arrays)
     return returned[0] if len(returned) == 1 else tuple(returned)
 

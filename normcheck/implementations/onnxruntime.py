@@ -66,10 +66,10 @@ def simplified_layer_normalization(run: Run, x: Any, weight: Any, normalized_sha
 
 
 def skip(run: Run, operator: str, x: Any, residual: Any, parameters: dict[str, Any], eps: float) -> Any:
-    """One of the norms behind a sum, and the sum; without a residual that of zeros."""
+    """One of the norms behind a sum, and the sum; no residual is one of -0, which leaves every x as it is."""
     import numpy as np
 
-    arrays = {"x": x, "residual": np.zeros_like(x) if residual is None else residual, **parameters}
+    arrays = {"x": x, "residual": -np.zeros_like(x) if residual is None else residual, **parameters}
     outputs = {"y": "x", "mean": "", "rstd": "", "new_residual": "x"}
     return tuple(run(model_of(operator, 17, arrays, outputs, "com.microsoft", epsilon=eps), arrays))
 
