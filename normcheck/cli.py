@@ -13,7 +13,7 @@ import click
 import normcheck
 from normcheck import commands, past
 from normcheck.console import print_table, progress
-from normcheck.judging import EXIT_CODES, claiming, tell_missing
+from normcheck.judging import EXIT_CODES, NEW_FOLDER, claiming, tell_missing
 from normcheck.options import OptionError, implementation_of, one_of
 from normcheck.topics import TOPICS, listed
 
@@ -59,7 +59,7 @@ for command in (*commands.COMMANDS, *past.COMMANDS):
 @click.option("--dtype", "dtypes", multiple=True, metavar="DTYPE", help="Only this dtype; can be repeated.")
 @click.option("--device", default="cpu", show_default=True, metavar="DEVICE", help="Where to call it.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of all random inputs.")
-@click.option("--corpus", "folder", type=click.Path(file_okay=False, path_type=Path), help="Default: in the user's cache.")
+@click.option("--corpus", "folder", type=NEW_FOLDER, help="Default: in the user's cache.")
 @click.option("--keep-going", is_flag=True, help="Go on for the worst ratio after a counterexample was found.")
 def hunt(
     target: str,

@@ -15,6 +15,7 @@ from normcheck.console import console, print_table, progress
 from normcheck.judging import (
     DURATION,
     EXIT_CODES,
+    NEW_FOLDER,
     claiming,
     finish,
     judging,
@@ -37,8 +38,7 @@ PLANNED = ("profile", "checks", "dtypes", "devices", "seed")
 
 
 _FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
-_NEW_FOLDER = click.Path(file_okay=False, path_type=Path)
-_keeping = click.option("--keep", type=_NEW_FOLDER, metavar="DIR", help="Also keep the audit there, named by its date.")
+_keeping = click.option("--keep", type=NEW_FOLDER, metavar="DIR", help="Also keep the audit there, named by its date.")
 
 
 class _Shard(click.ParamType):  # type: ignore[type-arg]
@@ -58,7 +58,7 @@ class _Shard(click.ParamType):  # type: ignore[type-arg]
 @judging
 @click.option("--implementation", "names", multiple=True, metavar="GLOB", help="Only implementations with such a name.")
 @click.option("--framework", metavar="NAME", help="Only implementations of this framework.")
-@click.option("--output", type=click.Path(file_okay=False, path_type=Path), default="normcheck-report", show_default=True)
+@click.option("--output", type=NEW_FOLDER, default="normcheck-report", show_default=True)
 @click.option("--resume", "resumed", type=_FOLDER, metavar="DIR", help="Go on with the audit that was broken off there.")
 @click.option("--shard", type=_Shard(), metavar="I/N", help="Only this part of the plan; `normcheck merge` joins them.")
 @click.option("--scheduler", metavar="ADDRESS", help="Run on a dask cluster, such as tcp://10.0.0.1:8786.")
@@ -66,7 +66,7 @@ class _Shard(click.ParamType):  # type: ignore[type-arg]
 @click.option("--baseline", type=click.Path(exists=True, path_type=Path), help="A stored audit; say what has changed since.")
 @click.option("--fail-on", type=click.Choice(["any", "new"]), default="any", show_default=True, help="With --baseline.")
 @click.option(
-    "--keep", type=click.Path(file_okay=False, path_type=Path), metavar="DIR", help="Also keep the audit there, by date."
+    "--keep", type=NEW_FOLDER, metavar="DIR", help="Also keep the audit there, by date."
 )
 @click.option("--dry-run", is_flag=True, help="Print what would be judged and how long it may take, and stop.")
 @click.option("--faults", "zoo", is_flag=True, help="Judge the zoo of faults and the sound norms beside it instead.")
@@ -108,7 +108,7 @@ def audit(ctx: click.Context, /, **options: Any) -> None:
 
 @click.command(epilog=EXIT_CODES)
 @claiming
-@click.option("--output", type=click.Path(file_okay=False, path_type=Path), help="Write a report folder as well.")
+@click.option("--output", type=NEW_FOLDER, help="Write a report folder as well.")
 @judging
 def check(target: str, output: Path | None, fail_on_warning: bool, strict_ledger: bool, **options: Any) -> None:
     """Judge one function of yours, TARGET: module:callable or file.py:callable; or the norm in a saved ONNX model, a file.onnx.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -18,6 +20,14 @@ def console(stderr: bool = False) -> Console:
 
     made = Console(stderr=stderr)
     return made if made.is_terminal else Console(stderr=stderr, width=max(WIDTH, made.width))
+
+
+def unwritable(folder: Path) -> str:
+    """Why a folder cannot be made or written into, or ``""``."""
+    above = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    if not above.is_dir():
+        return f"{above} is a file"
+    return "" if os.access(above, os.W_OK | os.X_OK) else f"{above} may not be written"
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 import normcheck
-from normcheck.console import console, print_table, progress
+from normcheck.console import console, print_table, progress, unwritable
 from normcheck.flags import JUDGING, Flag
 
 if TYPE_CHECKING:
@@ -53,6 +53,21 @@ class _Quantity(click.ParamType):  # type: ignore[type-arg]
 
 DURATION = _Quantity("time", {"s": 1, "m": 60, "h": 3600}, "90s or 1h30m")
 SIZE = _Quantity("size", {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}, "4G")
+
+
+class _Writable(click.Path):
+    """A folder that is to be written: where it cannot be, that is told before anything is judged."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The folder; refused in one line."""
+        folder = Path(str(super().convert(value, param, ctx)))
+        reason = unwritable(folder)
+        if reason:
+            self.fail(f"{str(folder)!r} cannot be written: {reason}", param, ctx)
+        return folder
+
+
+NEW_FOLDER = _Writable(file_okay=False, path_type=Path)
 
 
 def judging(command: Command) -> Command:

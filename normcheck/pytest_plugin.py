@@ -40,6 +40,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Check the options that are given, and see that the project's own items are collected."""
     config.addinivalue_line("markers", "normcheck: a check of a normalization layer")
     _refuse_unknown(_options(config))
+    _refuse_unwritable(config)
     if config.getoption("normcheck"):
         project = config.stash[PROJECT] = _project(config)
         if not any(path == project or path in project.parents for path in _paths(config)):
@@ -159,6 +160,17 @@ def _refuse_unknown(options: dict[str, Any]) -> None:
         checked({key: options[key] or () for key in ("checks", "dtypes", "devices")})
     except OptionError as error:
         raise pytest.UsageError(f"--normcheck: {error}") from None
+
+
+def _refuse_unwritable(config: pytest.Config) -> None:
+    """Refuse a report folder that cannot be written before anything is judged."""
+    folder = config.getoption("normcheck_report")
+    if folder:
+        from normcheck.console import unwritable
+
+        reason = unwritable(config.invocation_params.dir / folder)
+        if reason:
+            raise pytest.UsageError(f"--normcheck-report={folder!r} cannot be written: {reason}")
 
 
 def _project(config: pytest.Config) -> Path:

@@ -205,6 +205,8 @@ def test_options_reach_the_audit(judged: dict[str, Any]) -> None:
         (("audit", "--seed", "-1"), "-1 is not in the range"),
         (("audit", "--workers", "0"), "0 is not in the range"),
         (("audit", "--output", "mine.py"), "is a file"),
+        (("audit", "--output", "mine.py/report"), r"'mine.py/report' cannot be written: .*mine.py is a file"),
+        (("check", "mine.py:rms_norm", "--norm", "rms_norm", "--output", "mine.py/x"), "cannot be written"),
         (("check", "mine.py:rms_norm"), "Missing option '--norm'"),
         (
             ("check", "mine.py:rms_norm", "--norm", "rms_nrom"),

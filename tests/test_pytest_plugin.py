@@ -396,6 +396,15 @@ def test_threads_of_the_session_stay_as_they_are(project: pytest.Pytester) -> No
     torch.set_num_threads(before)
 
 
+def test_a_report_that_cannot_be_written_is_refused(project: pytest.Pytester) -> None:
+    """Before anything is judged, in one line."""
+    with_test(project, "sound")
+    Path("taken").touch()
+    result = run(project, "--normcheck-report", "taken/report")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["ERROR: --normcheck-report='taken/report' cannot be written: */taken is a file"])
+
+
 def test_workers_of_xdist_report_together(project: pytest.Pytester) -> None:
     """With two workers the outcomes, the summary and the report are those of one process."""
     pytest.importorskip("xdist")
