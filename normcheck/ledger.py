@@ -34,6 +34,7 @@ class Entry:
     direction : ``forward`` or ``backward``
     sometimes : it shows on some inputs only, by the seed: where all pass, nothing was mended
     profile : the least thorough profile that shows it; in a lesser one its absence is no news
+    warning : the check only warns of it: such a warning stays one and carries the reason, and no failure is excused
     """
 
     implementation: str
@@ -50,6 +51,7 @@ class Entry:
     link: str = ""
     script: str = ""
     profile: str = "quick"
+    warning: bool = False
 
     def names(self, implementation: str, check: str) -> bool:
         """Whether the entry speaks of this check on this implementation."""
@@ -59,6 +61,11 @@ class Entry:
         """Whether the entry speaks of this result, in these versions of libraries; None for those that are installed."""
         matched = ("implementation", "check", "dtype", "device", "regime", "layout")
         return all(_matches(getattr(result, name), getattr(self, name)) for name in matched) and self.speaks_of(versions)
+
+    @property
+    def outcomes(self) -> tuple[Outcome, ...]:
+        """The outcomes that the entry explains."""
+        return (Outcome.WARNED,) if self.warning else _EXPECTED
 
     @property
     def installed(self) -> bool:
@@ -94,7 +101,7 @@ def apply(
     profile: str = "deep",
     versions: Mapping[str, str] | None = None,
 ) -> tuple[Result, ...]:
-    """Turn expected failures into ``xfailed``; where an entry's results all passed, mark the first ``xpassed``.
+    """Turn expected failures into ``xfailed`` and give expected warnings their reason; where all passed, mark one ``xpassed``.
 
     Parameters
     ----------
@@ -106,8 +113,8 @@ def apply(
     of = _by_implementation_and_check(done)
     for entry in entries() if ledger is None else ledger:
         places = [i for key, members in of.items() if entry.names(*key) for i in members if entry.expects(done[i], versions)]
-        for i in (i for i in places if done[i].outcome in _EXPECTED):
-            done[i] = replace(done[i], outcome=Outcome.XFAILED, ledger=entry.text)
+        for i in (i for i in places if done[i].outcome in entry.outcomes):
+            done[i] = replace(done[i], outcome=done[i].outcome if entry.warning else Outcome.XFAILED, ledger=entry.text)
         seen = any(done[i].outcome in (Outcome.XFAILED, Outcome.WARNED) for i in places)
         passed = [i for i in places if done[i].outcome is Outcome.PASSED]
         shown = not entry.sometimes and _PROFILES.index(entry.profile) <= _PROFILES.index(profile)

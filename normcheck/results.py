@@ -78,7 +78,7 @@ class Result:
     measures : further figures by name, such as ``ulp``, ``ratio_tree`` or ``correctly_rounded``
     series : curves for the plots by name, each a sequence of (x, y) pairs
     witness : the input that shows it
-    ledger : reason and link from the ledger where the outcome is xfailed or xpassed
+    ledger : reason and link from the ledger where the outcome is xfailed or xpassed, or a warning is known
     bits : digest of the output's bits, where the check keeps one
     seconds : wall time that the judgement took
     """

@@ -85,9 +85,18 @@ def test_a_fault_that_shows_sometimes_is_not_mended_when_it_does_not() -> None:
 
 
 def test_warnings_are_left_as_they_are() -> None:
-    """A warning does not fail an audit, so the ledger has nothing to excuse."""
+    """A warning does not fail an audit, so an entry that excuses a failure says nothing of it."""
     (done,) = apply([result(outcome=Outcome.WARNED)], [ENTRY])
-    assert done.outcome is Outcome.WARNED
+    assert (done.outcome, done.ledger) == (Outcome.WARNED, "")
+
+
+def test_a_known_warning_stays_one_and_carries_its_reason() -> None:
+    """An entry for a warning explains it and excuses no failure; where all pass, it has been mended."""
+    known = Entry(**{**vars(ENTRY), "warning": True})
+    warned, failed = apply([result(outcome=Outcome.WARNED), result()], [known])
+    assert (warned.outcome, warned.ledger) == (Outcome.WARNED, "it drops digits [numpy >=1]")
+    assert (failed.outcome, failed.ledger) == (Outcome.FAILED, "")
+    assert [r.outcome for r in apply([result(outcome=Outcome.PASSED)], [known])] == [Outcome.XPASSED]
 
 
 @pytest.mark.parametrize(

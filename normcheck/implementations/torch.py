@@ -202,7 +202,7 @@ def builtins() -> Iterator[Implementation]:
     )
     yield _function("rms_norm", RMSNorm(), ("x", "normalized_shape", "weight", "eps"))
     yield _module("RMSNorm", RMSNorm(), ("normalized_shape", "eps"))
-    yield _function("normalize", L2Norm(), ("x", 2.0, -1, "eps"), affine=False, dtypes=FLOATS[:2])
+    yield _function("normalize", L2Norm(), ("x", 2.0, -1, "eps"), affine=False)
     for place in ({}, _CHANNELS_LAST):
         yield _function("group_norm", GroupNorm(4), ("x", "num_groups", *_AFFINE, "eps"), contract=_MERGE, **place)
         yield _module("GroupNorm", GroupNorm(4), ("num_groups", "num_channels", "eps"), contract=_MERGE, **place)
