@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -192,6 +193,19 @@ def test_the_prerequisite_comes_first() -> None:
     assert all("output-form" in check.requires for check in others)
 
 
+def test_sweeps_over_shapes_are_left_to_thorough_profiles_where_shapes_are_compiled() -> None:
+    """In quick, code that is compiled for every shape is judged on few of them, and the skip says so; in standard on all."""
+    static = context(lambda x, weight, bias: x, LN, static=True)
+    sweeps = {check.id: check for check in checks().values() if check.sweeps}
+    assert {"widths", "ranks", "row-counts", "gradient-shapes"} <= set(sweeps)
+    for check in sweeps.values():
+        (result,) = run_check(check, static)
+        assert result.outcome is Outcome.SKIPPED
+        assert result.message == "every shape is compiled anew: judged in the profiles standard and deep"
+        assert not check.unaffordable(replace(static, profile="standard"))
+        assert not check.unaffordable(context(lambda x, weight, bias: x, LN))
+
+
 def test_folded_application_on_constant_rows_is_a_warning() -> None:
     """x*r - mean*r with a fused multiply-add leaves a residue within the bound: a warning with a witness, no error."""
     found = [r for r in outcomes("zero-and-constant-rows", context(folded, LN)) if r.outcome.finding]
@@ -299,7 +313,8 @@ def test_a_call_that_raises_is_broken_and_the_rest_goes_on() -> None:
     found = outcomes("accuracy", context(picky, RMS))
     broken = [r for r in found if r.outcome is Outcome.BROKEN]
     assert {r.shape[-1] for r in broken} == {257}
-    assert all(r.message.startswith("call raised ValueError: no width 257; where that is meant, widths=") for r in broken)
+    said = r"call raised ValueError: no width 257 \(test_checks.py, line \d+\); where that is meant, widths= \(--width\)"
+    assert all(re.match(said, r.message) for r in broken)
     assert {r.outcome for r in found if r.shape[-1] != 257} == {Outcome.PASSED}
 
 

@@ -120,6 +120,11 @@ class Context:
         return True
 
     @property
+    def shrinks(self) -> bool:
+        """Whether failing inputs are shrunk: not where every size is compiled anew and time is short."""
+        return self.shrink and not (self.implementation.static and self.profile == "quick")
+
+    @property
     def layout(self) -> str:
         """How x lies in memory where a check does not say."""
         return self.implementation.layouts[0]
@@ -264,6 +269,7 @@ class Check:
     run : yields results for a context
     applies : the reason why a context is skipped, or ``""``
     requires : ids of checks without which this one would only repeat a root cause
+    sweeps : whether it goes through many shapes
     """
 
     id: str
@@ -273,13 +279,23 @@ class Check:
     run: Runner = field(repr=False)
     applies: Callable[[Context], str] = field(repr=False)
     requires: tuple[str, ...] = ("output-form",)
+    sweeps: bool = False
+
+    def unaffordable(self, context: Context) -> str:
+        """Why a profile leaves it out whatever it judges, or ``""``."""
+        sweeps = self.sweeps and context.implementation.static and context.profile == "quick"
+        return "every shape is compiled anew: judged in the profiles standard and deep" if sweeps else ""
 
 
 _REGISTRY: dict[str, Check] = {}
 
 
 def register(
-    check: str, *, applies: Callable[[Context], str] = lambda context: "", requires: tuple[str, ...] = ("output-form",)
+    check: str,
+    *,
+    applies: Callable[[Context], str] = lambda context: "",
+    requires: tuple[str, ...] = ("output-form",),
+    sweeps: bool = False,
 ) -> Callable[[Runner], Runner]:
     """Make a generator of results a check; its docstring is its page.
 
@@ -297,7 +313,7 @@ def register(
         if check in _REGISTRY:
             raise ValueError(f"check {check!r} at {where} is registered already, by {_REGISTRY[check].run.__module__}")
         title = page.splitlines()[0].rstrip(".")
-        _REGISTRY[check] = Check(check, title, page, run.__module__.rpartition(".")[2], run, applies, requires)
+        _REGISTRY[check] = Check(check, title, page, run.__module__.rpartition(".")[2], run, applies, requires, sweeps)
         return run
 
     return add
@@ -319,7 +335,7 @@ def _depth(check: Check) -> int:
 
 def run_check(check: Check, context: Context) -> list[Result]:
     """All results of a check in a context; what raises becomes a result, except an interrupt."""
-    reason = check.applies(context)
+    reason = check.unaffordable(context) or check.applies(context)
     if reason:
         return [context.result(check.id, Outcome.SKIPPED, reason)]
     results: list[Result] = []
@@ -353,7 +369,7 @@ def guarded(context: Context, check: str, judge: Callable[..., Result | None], *
     except CallError as error:
         if _may_refuse(context, where.get("shape")):
             return
-        hint = f"; where that is meant, widths= or ranks= say so [{where['shape']}]" if where.get("shape") else ""
+        hint = f"; where that is meant, widths= (--width) or ranks= say so [{where['shape']}]" if where.get("shape") else ""
         yield context.result(check, Outcome.BROKEN, f"call raised {error}{hint}", witness=raised(error), **where)
     except FormError as error:
         yield context.result(check, Outcome.FAILED, str(error), witness=raised(error), **where)

@@ -110,7 +110,7 @@ def _again(context: Context, case: Case, again: Array, first: Array, count: int)
     return Witness(script.text, "twenty calls")
 
 
-@register("batch-invariance", applies=_needs_free_batch)
+@register("batch-invariance", applies=_needs_free_batch, sweeps=True)
 def batch_invariance(context: Context) -> Iterator[Result]:
     """A sample gives the same bits alone and in any batch, at any place in it.
 

@@ -45,7 +45,7 @@ def _needs_several(context: Context) -> str:
     return differentiable(implementation)
 
 
-@register("gradient-shapes", applies=_needs_gradients, requires=_REQUIRES)
+@register("gradient-shapes", applies=_needs_gradients, requires=_REQUIRES, sweeps=True)
 def gradient_shapes(context: Context) -> Iterator[Result]:
     """Gradients are right however many rows there are, however wide they are, and however x is cut into axes.
 

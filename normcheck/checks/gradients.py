@@ -176,7 +176,7 @@ def with_residual(context: Context, case: Case) -> Case:
     return replace(case, inputs=replace(case.inputs, x=half, residual=case.inputs.x - half))
 
 
-@register("many-row-gradients", applies=_needs_parameters, requires=_REQUIRES)
+@register("many-row-gradients", applies=_needs_parameters, requires=_REQUIRES, sweeps=True)
 def many_row_gradients(context: Context) -> Iterator[Result]:
     """Gradients of weight and bias are right over thousands of rows.
 

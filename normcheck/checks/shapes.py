@@ -67,7 +67,7 @@ def _telling(context: Context, shape: tuple[int, ...], implementation: Implement
     return fold.unfold(context.x_format.round(np.clip(rows * scale, -context.x_format.max, context.x_format.max)))
 
 
-@register("ranks")
+@register("ranks", sweeps=True)
 def ranks(context: Context) -> Iterator[Result]:
     """The result does not depend on how the rows are arranged in axes.
 
@@ -102,7 +102,7 @@ def ranks(context: Context) -> Iterator[Result]:
         yield from guarded(context, "ranks", _held, "ranks", shape, shape=shape)
 
 
-@register("widths")
+@register("widths", sweeps=True)
 def widths(context: Context) -> Iterator[Result]:
     """Rows of every width come out right, to their last element.
 
@@ -140,7 +140,7 @@ def widths(context: Context) -> Iterator[Result]:
             yield from guarded(context, "widths", _held, "widths", shape, shape=shape)
 
 
-@register("row-counts")
+@register("row-counts", sweeps=True)
 def row_counts(context: Context) -> Iterator[Result]:
     """Any number of rows comes out right, the last one too.
 
@@ -177,7 +177,7 @@ def row_counts(context: Context) -> Iterator[Result]:
         yield from guarded(context, "row-counts", _held, "row-counts", shape, shape=shape)
 
 
-@register("normalized-shape", applies=_needs_dims)
+@register("normalized-shape", applies=_needs_dims, sweeps=True)
 def normalized_shape(context: Context) -> Iterator[Result]:
     """Several trailing dimensions are normalized as one row, with a weight for each element.
 

@@ -44,7 +44,7 @@ def witness(context: Context, case: Case, output: Array, failing: Failing) -> Wi
     if at is None:
         return None
     parts = _short if case.fold.width > _SHORT else _windows
-    for smaller, expression in parts(context, case, at) if context.shrink else ():
+    for smaller, expression in parts(context, case, at) if context.shrinks else ():
         found = _try(context, smaller, failing)
         if found is not None:
             return _written(context, smaller, *found, expression)

@@ -184,9 +184,11 @@ class Implementation:
     workers : the same norm of a batch that is spread over workers: ``workers(shards, weight, bias)`` returns the list of their
         y; with running statistics ``workers(shards, weight, bias, running_mean, running_var, momentum)`` returns
         (list of y, running_mean, running_var). Shards are arrays like x, cut unevenly along the first axis
+    static : whether every shape of x is compiled anew, at a price: sweeps over shapes are left to the more thorough profiles
     variants : other forms of the same call, such as a compiled one, by name; each is judged by itself
     alike : names of other code of the very same text, for which this stands
     captured : a call that a model made of this layer
+    path : the operator of the framework that a call must dispatch to, where the code forces one of several
 
     Raises
     ------
@@ -220,9 +222,11 @@ class Implementation:
     block: Block | None = None
     quantized: Quantized | None = None
     workers: Callable[..., Any] | None = None
+    static: bool = False
     variants: Mapping[str, Callable[..., Any]] = field(default_factory=dict, hash=False)
     alike: tuple[str, ...] = ()
     captured: Captured | None = None
+    path: str = ""
 
     def __post_init__(self) -> None:
         """Refuse what cannot be called or judged."""

@@ -144,8 +144,8 @@ def builtins() -> Iterator[Implementation]:
 def _batch_norm(api: str, marks: list[str], training: bool, fast: bool) -> Iterator[Implementation]:
     """Parameters and running statistics are float32 where x is narrower; so is y then, unless the layer is told another dtype."""
     norm, options = BatchNorm(momentum=0.99), {"training": training, "contract": Contract(output="promote", **_MERGED)}
-    yield _row(api, "BatchNorm", "batch_norm", norm, (*_RUNNING, fast, False), marks, dtypes=FLOATS[:2], **options)
-    options |= {"dtypes": FLOATS[2:], "weight_dtype": "float32"}
+    yield _row(api, "BatchNorm", "batch_norm", norm, (*_RUNNING, fast, False), marks, dtypes=FLOATS[:1], **options)
+    options |= {"dtypes": FLOATS[1:], "weight_dtype": "float32"}
     yield _row(api, "BatchNorm", "batch_norm", norm, (*_RUNNING, fast, False), [*marks, "float32 parameters"], **options)
     if fast:
         options["contract"] = Contract(**_MERGED)

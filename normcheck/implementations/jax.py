@@ -21,7 +21,7 @@ from normcheck.implementations.base import Implementation
 from normcheck.implementations.targets import Pasted
 from normcheck.norms import LayerNorm, Norm, RMSNorm
 
-FLOATS = ("float64", "float32", "float16", "bfloat16")
+FLOATS = ("float32", "float16", "bfloat16")
 DEVICES = ("cpu", "cuda", "rocm", "tpu")
 _ONE_THREAD = "--xla_cpu_multi_thread_eigen=false"
 
@@ -184,7 +184,8 @@ def row(name: str, norm: Norm, function: str, arguments: tuple[Any, ...], **opti
     options : any of `Implementation`
     """
     call = Pasted(function)
-    settings = {"dtypes": FLOATS, "devices": DEVICES, "validates": False, "variants": {"jit": Jitted(call)}, **options}
+    settings = {"dtypes": FLOATS, "devices": DEVICES, "validates": False, "static": True, **options}
+    settings.setdefault("variants", {"jit": Jitted(call)})
     return Implementation(call, norm, name=name, framework="jax", arguments=arguments, **settings)
 
 
@@ -227,7 +228,7 @@ _PALLAS: dict[str, Any] = {"dtypes": ("float32",), "devices": ("cpu",), "ranks":
 
 def builtins() -> Iterator[Implementation]:
     """``jax.nn.standardize`` with both of its algorithms, and the kernels of Pallas."""
-    own: dict[str, Any] = {"contract": OWN_DTYPE, "affine": False}
+    own: dict[str, Any] = {"contract": OWN_DTYPE, "affine": False, "dtypes": ("float64", *FLOATS)}
     yield row("jax.nn.standardize", LayerNorm(), f"{__name__}:standardize_fast", ("x", "eps"), **own)
     yield row("jax.nn.standardize[stable]", LayerNorm(), f"{__name__}:standardize_stable", ("x", "eps"), **own)
     kernels = "jax.experimental.pallas.ops.gpu"
