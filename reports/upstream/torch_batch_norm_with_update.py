@@ -1,6 +1,6 @@
 """torch: aten._batch_norm_with_update, to which exported graphs lower batch_norm, takes what batch_norm refuses or handles.
 
-One value per channel makes running_var NaN, where torch.nn.functional.batch_norm raises; without a weight the backward pass raises.
+One value per channel makes running_var NaN, where batch_norm raises. Without a weight the backward pass raises.
 Exits with 1 where it shows, with 0 where it is mended.
 """
 

@@ -14,5 +14,6 @@ plain = batch_norm(x, mean, var, weight, bias)
 if not torch.backends.mkldnn.is_available():
     sys.exit("this build of torch has no MKLDNN")
 got = batch_norm(x.to_mkldnn(), mean, var, weight, bias).to_dense()
-print(f"y/x={(got / x)[0, :, 0, 0].tolist()}, but should be about {weight.tolist()} as without MKLDNN: {(plain / x)[0, :, 0, 0].tolist()}")
+ratio = (got / x)[0, :, 0, 0].tolist()
+print(f"y/x={ratio}, but should be about {weight.tolist()}, as without MKLDNN")
 sys.exit(not torch.allclose(got, plain))

@@ -1,4 +1,4 @@
-"""transformers: five norm layers compute in the dtype of their input; float16 gives zeros, NaN or infinities, bfloat16 wrong digits.
+"""transformers: five norm layers compute in the dtype of their input: float16 gives zeros or infinities, bfloat16 wrong digits.
 
 Their LayerNorms and RMSNorms elsewhere convert to float32 first. Exits with 1 where the fault shows, with 0 where it is mended.
 """
