@@ -1,6 +1,6 @@
 """onnx: the reference evaluator's BatchNormalization treats statistics that are in another dtype than x as it should not.
 
-New running statistics come back in x's dtype, where ONNX gives them the type of those that went in. The root of a given variance is
+New running statistics come back in x's dtype, where ONNX gives them that of those which went in. The root of a given variance is
 taken in its own dtype, so that float64 results have the digits of float32. Exits with 1 where the fault shows, with 0 where it is
 mended.
 """
