@@ -10,7 +10,7 @@ import signal
 import sysconfig
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -28,6 +28,7 @@ _LIBRARY = sysconfig.get_path("stdlib")
 _START = 300.0  # seconds after which a worker that does not answer will never do
 _GRACE = 10.0  # seconds between a worker's own timer and the pool's
 _POLL = 0.2
+_TIMER = b"Timeout ("  # what the timer of faulthandler says
 _KEPT = 4096  # bytes of output kept from the beginning and from the end
 
 
@@ -77,6 +78,8 @@ class Lane:
         self._pool: Any = None
         self._worker = 0
         self._output: _Output | None = None
+        self._sent: tuple[Context, bytes] | None = None
+        self._asked: dict[str, Future[Any]] = {}
 
     def __enter__(self) -> Lane:
         """The lane; no process is started yet."""
@@ -86,12 +89,13 @@ class Lane:
         """End the worker and whatever it has started."""
         self.close()
 
-    def perform(self, check: Check, context: Context, seconds: float | None = None) -> list[Result]:
+    def perform(self, check: Check, context: Context, seconds: float | None = None, ahead: Sequence[Check] = ()) -> list[Result]:
         """The results of a check that is run in the worker; a process that dies or hangs is a result as well.
 
         Parameters
         ----------
         seconds : that it may take; None for the limit
+        ahead : checks that will be asked for next, in this order: the worker goes on with them without waiting to be asked
 
         Raises
         ------
@@ -100,13 +104,16 @@ class Lane:
         """
         limit = self.limits.time(context.profile) if seconds is None else seconds
         try:
-            payload = worker.encode(context)
+            payload = self._payload(context)
         except Exception as error:  # noqa: BLE001 - pickling runs the user's code
             return [unsent(context, check, error)]
         self._start()
         began = time.monotonic()
+        for one in (check, *ahead):
+            if one.id not in self._asked:
+                self._asked[one.id] = self._pool.schedule(worker.judge, (payload, one.id, limit), timeout=limit + _GRACE)
         try:
-            found = self._wait(self._pool.schedule(worker.judge, (payload, check.id, limit), timeout=limit + _GRACE))
+            found = self._wait(self._asked.pop(check.id))
         except (_Gone, TimeoutError, BrokenProcessPool) as end:
             return [self._ended(context, check, end, limit, time.monotonic() - began)]
         except Exception as error:  # noqa: BLE001 - unpickling runs the user's code
@@ -115,8 +122,16 @@ class Lane:
             self.close()
         return found.results
 
+    def _payload(self, context: Context) -> bytes:
+        """The context as it is sent; what was asked ahead of another context is not waited for."""
+        if self._sent is None or self._sent[0] is not context:
+            self._asked = {}
+            self._sent = (context, worker.encode(context))
+        return self._sent[1]
+
     def close(self) -> None:
         """End the worker and whatever it has started; the next check starts another."""
+        self._asked = {}
         if self._pool is None:
             return
         _kill_group(self._worker)
@@ -166,9 +181,10 @@ class Lane:
 
     def _ended(self, context: Context, check: Check, end: Exception, limit: float, seconds: float) -> Result:
         said = self._output.last() if self._output is not None else ""
+        late = seconds >= limit or (self._output is not None and self._output.late)
         self.close()
         asked = f"[{check.id}, {context.dtype}]"
-        if isinstance(end, TimeoutError) or seconds >= limit:
+        if isinstance(end, TimeoutError) or late:
             text = f"time={_lasted(limit)} and more, but should be less {asked}{said}"
             return context.result(check.id, Outcome.TIMEOUT, text, seconds=seconds)
         code = end.code if isinstance(end, _Gone) else None
@@ -206,6 +222,11 @@ class _Output:
         self._head, self._tail = b"", b""
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
+
+    @property
+    def late(self) -> bool:
+        """Whether the worker's own timer has ended it."""
+        return _TIMER in self._head + self._tail
 
     def last(self) -> str:
         """Where the code was when it died, if that was told, or else the last line that it wrote; behind a semicolon."""

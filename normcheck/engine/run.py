@@ -118,13 +118,14 @@ def _lead(jobs: Jobs, limits: Limits, stop: threading.Event, found: queue.Queue[
 
 
 def _done(jobs: Jobs, job: Job, lane: Lane) -> Iterator[Done]:
-    limits = lane.limits
-
-    def perform(check: Check, context: Context) -> list[Result]:
-        limit, left = limits.time(context.profile), jobs.remaining
-        return lane.perform(check, context, limit if left is None else min(limit, left))
-
+    course = jobs.courses[job.unit]
     for number in job.numbers:
-        results = jobs.courses[job.unit].step(number, perform)
+        ahead = course.ahead(number, job.numbers)
+
+        def perform(check: Check, context: Context, ahead: Sequence[Check] = ahead) -> list[Result]:
+            limit, left = lane.limits.time(context.profile), jobs.remaining
+            return lane.perform(check, context, limit if left is None else min(limit, left), ahead)
+
+        results = course.step(number, perform)
         if not (jobs.over and any(result.outcome is Outcome.TIMEOUT for result in results)):
             yield (job.unit, number), results

@@ -15,6 +15,7 @@ from normcheck.spelling import refusal
 
 PROFILES = tuple(WIDTHS)
 THREADS = 1
+AHEAD = 16
 
 Perform = Callable[[Check, Context], list[Result]]
 Key = tuple[str, str, str, str]
@@ -81,6 +82,18 @@ class Course:
         """Why a check is not run, or ``""``."""
         roots = sorted(set(self.failed) & set(self.unit.checks[number].requires))
         return self.missing or (f"{roots[0]} {self.failed[roots[0]]}" if roots else "")
+
+    def ahead(self, number: int, numbers: Sequence[int]) -> list[Check]:
+        """The checks behind one that will be run whatever comes of it: all that they build upon has passed."""
+        found: list[Check] = []
+        open_ = {self.unit.checks[n].id for n in numbers if n >= number}
+        for n in numbers:
+            if n > number:
+                if len(found) == AHEAD or open_ & set(self.unit.checks[n].requires):
+                    break
+                if not self.reason(n):
+                    found.append(self.unit.checks[n])
+        return found
 
     def step(self, number: int, perform: Perform) -> list[Result]:
         """The results of one check."""

@@ -9,6 +9,7 @@ import importlib.machinery
 import math
 import os
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
-from normcheck.checks import Context, checks, run_check
+from normcheck.checks import Check, Context, checks, run_check
 from normcheck.engine.units import settle
 from normcheck.implementations import Implementation, implementations
 from normcheck.implementations.targets import describe
@@ -25,6 +26,7 @@ from normcheck.results import Outcome, Result
 STDERR = 2
 _GUARDED: tuple[ModuleType, ...] = (np, np.linalg, math)
 _BEFORE: dict[str, dict[str, Any]] = {}
+_SETTLED: dict[str, Context] = {}
 
 
 @dataclass(frozen=True)
@@ -108,9 +110,11 @@ def judge(payload: bytes, check: str, seconds: float) -> Found:
 
 
 def _judged(context: Context, check: str) -> Found:
-    settle(context)
+    if _SETTLED.get("context") is not context:
+        settle(context)
+        _SETTLED["context"] = context
     try:
-        results = run_check(checks()[check], context)
+        results = run_check(_checks()[check], context)
     except BaseException as error:  # noqa: BLE001 - Ctrl-C does not reach this process: it is the code that raised
         results = [context.result(check, Outcome.BROKEN, f"call raised {describe(error)}")]
     replaced = _replaced()
@@ -118,6 +122,11 @@ def _judged(context: Context, check: str) -> Found:
         text = f"{replaced} was replaced by the call, but should be left as it is"
         return Found([context.result(check, Outcome.BROKEN, text)], spoiled=True)
     return Found(results)
+
+
+@functools.cache
+def _checks() -> Mapping[str, Check]:
+    return checks()
 
 
 def _replaced() -> str:
