@@ -1,0 +1,71 @@
+"""What worker processes cost, and what a second one saves, on an audit of a minute or more: the ratios are printed and promised.
+
+One intra-op thread each, the median of three rounds, the ways timed in turn. The promises hold for a machine with two cores and
+nothing else to do.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from typing import Any
+
+import pytest
+
+import normcheck as nc
+
+pytest.importorskip("torch", reason="torch is missing: pip install normcheck[torch]")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="needs two cores")]
+
+ROUNDS = 3
+LEAST = 60.0  # seconds that the audit takes in one process
+WAYS: dict[str, dict[str, Any]] = {
+    "here": {"isolation": False},
+    "one": {"isolation": True, "workers": 1},
+    "two": {"isolation": True, "workers": 2},
+}
+
+
+def norms(count: int) -> list[nc.Implementation]:
+    """So many of torch's norms, evenly among all."""
+    every = nc.implementations("torch")
+    return list(every[:: max(1, len(every) // count)])[:count]
+
+
+def timed(count: int, **how: Any) -> tuple[float, int]:
+    """Seconds that an audit takes, and how many results it has."""
+    began = time.perf_counter()
+    audit = nc.audit(norms(count), profile="quick", **how)
+    return time.perf_counter() - began, len(audit.results)
+
+
+def enough() -> int:
+    """How many norms make an audit of a minute."""
+    seconds, _ = timed(4, **WAYS["here"])
+    return max(4, round(4 * 1.2 * LEAST / seconds))
+
+
+def test_workers(benchmark: Any) -> None:
+    """Two workers are at least 1.7 times as fast as one, and one worker costs less than a tenth more than no isolation."""
+    count = enough()
+    times: dict[str, list[float]] = {way: [] for way in WAYS}
+    results = set()
+    for _ in range(ROUNDS):
+        for way, how in WAYS.items():
+            seconds, found = timed(count, **how)
+            times[way].append(seconds)
+            results.add(found)
+    median = {way: statistics.median(seconds) for way, seconds in times.items()}
+    figures = {
+        "speedup": median["one"] / median["two"],
+        "overhead": median["one"] / median["here"] - 1,
+        "seconds": median["here"],
+    }
+    benchmark.extra_info.update({name: round(value, 3) for name, value in figures.items()})
+    benchmark.pedantic(lambda: None)
+    print({**benchmark.extra_info, "implementations": count})  # noqa: T201 - the figures are what this is run for
+    assert len(results) == 1
+    assert median["here"] >= LEAST
+    assert figures["speedup"] >= 1.7
+    assert figures["overhead"] < 0.1
