@@ -255,7 +255,7 @@ def held(
     if not first.judged.any():
         return context.result(check, Outcome.SKIPPED, f"{NAMES[name]}: nothing can be judged", **where)
     if first.worst_ratio <= 1 and vacuous(gradient.exact[name], gradient.bound(name, classes[0]), first.judged):
-        return context.result(check, Outcome.SKIPPED, f"vacuous: the bound is above |{NAMES[name]}|/10 at every element", **where)
+        return context.result(check, Outcome.SKIPPED, f"vacuous: sound code may miss every {NAMES[name]} by more than a tenth of it", **where)
     outcome, reason = Outcome.PASSED, ""
     for allowed in classes[1:] if first.worst_ratio > 1 else ():
         last = gradient.judge(name, output, allowed)

@@ -65,8 +65,10 @@ class Finding:
 
     @property
     def witness(self) -> Witness | None:
-        """The input that takes the fewest words to show."""
-        witnesses = (result.witness for result in self.results if result.witness is not None)
+        """The input that takes the fewest words to show, in the dtype of the worst result where there is one."""
+        shown = [result for result in self.results if result.witness is not None]
+        own = [result for result in shown if result.dtype == self.worst.dtype] or shown
+        witnesses = (result.witness for result in own if result.witness is not None)
         return min(witnesses, key=lambda witness: len(witness.snippet), default=None)
 
     @property
@@ -219,19 +221,19 @@ def verdict(audit: Judged) -> str:
     total = number(sum(sum(row.counts.values()) for row in judged), "result")
     if not judged:
         return "Nothing was judged."
-    told = f"{_subject(len(judged), sum(1 for row in judged if row.bad))}, in {total}{_notes(judged)}."
+    known = sum(1 for row in judged if Outcome.XFAILED in row.counts)
+    told = f"{_subject(len(judged), sum(1 for row in judged if row.bad), known)}, in {total}{_notes(judged)}."
     stopped = audit.born.get("interrupted")
     return f"Interrupted: {stopped}. Of what was judged: {told[0].lower()}{told[1:]}" if stopped else told
 
 
-def _subject(judged: int, failing: int) -> str:
-    if judged == 1:
-        return f"The implementation {'fails' if failing else 'passes'}"
-    return (
-        f"{failing} of {judged} implementations {'fails' if failing == 1 else 'fail'}"
-        if failing
-        else f"All {judged} implementations pass"
-    )
+def _subject(judged: int, failing: int, known: int) -> str:
+    if failing:
+        some = f"{failing} of {judged} implementations {'fails' if failing == 1 else 'fail'}"
+        return "The implementation fails" if judged == 1 else some
+    # a grade F may stand beside it
+    but = f" but for known faults{f' of {known}' if judged > 1 else ''}" if known else ""
+    return f"The implementation passes{but}" if judged == 1 else f"All {judged} implementations pass{but}"
 
 
 def _notes(judged: Sequence[Row]) -> str:

@@ -66,4 +66,10 @@ def _grades(found: Audit) -> list[str]:
 
 def _finding(finding: summary.Finding) -> str:
     names, dtypes = ", ".join(map(plain, finding.implementations)), ", ".join(finding.dtypes)
-    return f"{finding.outcome.value}: {finding.check}: {names} ({dtypes}): {plain(finding.worst.message)}"
+    return f"{finding.outcome.value}: {finding.check}: {names} ({dtypes}): {_worst(finding)}"
+
+
+def _worst(finding: summary.Finding) -> str:
+    """The worst message, with its dtype where there are several."""
+    several = f"worst in {finding.worst.dtype}: " if len(finding.dtypes) > 1 else ""
+    return several + plain(finding.worst.message)
