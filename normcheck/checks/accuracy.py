@@ -162,7 +162,7 @@ def _message(case: Case, output: Array, verdict: Judgement, outcome: Outcome, gr
     got, exact = float(output[at]), float(case.exact[at])
     text = f"y[{at[0]}, {at[1]}]={got!r}, but should be {exact!r} within {float(verdict.tolerance[at]):.3g} [{describe(case)}]"
     if outcome is Outcome.WARNED and graded:
-        lost = case.reach("sequential")[at] >= abs(exact)
+        lost = bool(case.reach("sequential")[at] >= abs(exact))
         text += "; within the bound of a sequential sum only" + ", which allows any value there: nothing of it is promised" * lost
     elif outcome is Outcome.WARNED:
         text += "; as if subnormal values were flushed to zero"
