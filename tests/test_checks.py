@@ -12,6 +12,7 @@ import pytest
 
 from normcheck import BatchNorm, Contract, Implementation, LayerNorm, Norm, RMSNorm
 from normcheck.checks import HEADINGS, Context, checks, register, run_check
+from normcheck.checks.accuracy import _message as accuracy_message
 from normcheck.results import Outcome, Result, Severity
 
 Call = Callable[..., Any]
@@ -348,3 +349,31 @@ def test_checks_that_do_not_apply_say_why() -> None:
         (result,) = run_check(checks()[check], where)
         assert result.outcome is Outcome.SKIPPED
         assert reason in result.message
+
+
+def test_code_that_lacks_a_dtype_is_told_how_to_say_so() -> None:
+    """A call that raises on an ordinary input is broken, with the user's line, the options that leave it out, and a script."""
+
+    def wide_only(x: Any, weight: Any) -> Any:
+        if x.dtype != np.float32:
+            raise TypeError("no kernel for this dtype")
+        return rms_norm(x, weight)
+
+    (found,) = outcomes("output-form", context(wide_only, RMS, "float16"))
+    assert found.outcome is Outcome.BROKEN
+    said = r"call raised TypeError: no kernel for this dtype \(test_checks.py, line \d+\); where float16 "
+    assert re.match(said, found.message)
+    assert "dtypes= (--dtype)" in found.message
+    assert found.witness is not None
+
+
+def test_a_bound_that_allows_any_value_is_called_so() -> None:
+    """A warning beside a bound above the value itself does not sound like a promise."""
+    told, rows = {}, np.resize([0.0, 1.0, 2.0, 4.0], (2, 64))
+    for name, mean in (("standard", 0.0), ("large-mean", 2.0**21)):
+        case = context(layer_norm, LN).case_of(rows + mean, (2, 64))
+        output = case.out_format.round(case.exact)
+        output[0, 0] += 8 * case.reach("sequential")[0, 0]
+        told[name] = accuracy_message(case, output, case.judge(output, "tree"), Outcome.WARNED, True)
+    assert told["standard"].endswith("within the bound of a sequential sum only")
+    assert told["large-mean"].endswith("which allows any value there: nothing of it is promised")

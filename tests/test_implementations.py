@@ -288,12 +288,12 @@ def raising(error):
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (raising(ValueError("bad width")), r"^ValueError: bad width$"),
-        (raising(TwoLinesError()), r"^TwoLinesError: first second$"),
-        (raising(SystemExit(3)), r"^SystemExit: 3$"),
-        (raising(AssertionError()), r"^AssertionError$"),
-        (raising(MuteError()), r"^MuteError: its text cannot be made$"),
-        (raising(ValueError("x" * 1000)), r"^ValueError: x{285}\.\.\.$"),
+        (raising(ValueError("bad width")), r"^ValueError: bad width \(test_implementations\.py, line \d+\)$"),
+        (raising(TwoLinesError()), r"^TwoLinesError: first second \(test_implementations\.py, line \d+\)$"),
+        (raising(SystemExit(3)), r"^SystemExit: 3 \(test_implementations\.py, line \d+\)$"),
+        (raising(AssertionError()), r"^AssertionError \(test_implementations\.py, line \d+\)$"),
+        (raising(MuteError()), r"^MuteError: its text cannot be made \(test_implementations\.py, line \d+\)$"),
+        (raising(ValueError("x" * 1000)), r"^ValueError: x{285}\.\.\. \(test_implementations\.py, line \d+\)$"),
         (lambda x: x, r"^TypeError: .*takes 1 positional argument but 3 were given$"),
         (lambda x, w, b: None, r"^TypeError: returned NoneType, but should return a numpy\.ndarray$"),
         (lambda x, w, b: [1.0], r"^TypeError: returned list, but should return a numpy\.ndarray$"),
@@ -718,3 +718,13 @@ def test_threads_are_pinned_and_read_back():
         adapter.pin_threads(2)
         assert adapter.threads() == (1 if name == "numpy" else 2)
         adapter.pin_threads(before)
+
+
+def test_a_module_instance_is_no_function() -> None:
+    """It has weights of its own, so that module= is the way; one without weights can be called as it is."""
+    torch = pytest.importorskip("torch")
+    layer = torch.nn.LayerNorm(8)
+    said = r"call=LayerNorm\(\.\.\.\) is a module with weights of its own, .* module=lambda norm, \*, shape"
+    with pytest.raises(ValueError, match=said):
+        Implementation(layer, LayerNorm())
+    assert Implementation(layer, LayerNorm(), arguments=("x",)).passes == ("x",)

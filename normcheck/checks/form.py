@@ -9,7 +9,7 @@ import numpy as np
 
 from normcheck.checks.base import Context, FormError, check_form, describe, raised, register
 from normcheck.checks.witness import pointed
-from normcheck.implementations import call
+from normcheck.implementations import CallError, call
 from normcheck.results import Outcome, Result
 
 
@@ -47,7 +47,13 @@ def output_form(context: Context) -> Iterator[Result]:
     width = next((w for w in context.widths if w >= 16), context.widths[-1])
     shape = context.shape(4, width)
     case = context.case("standard", shape)
-    output = call(context.implementation, case.inputs)
+    try:
+        output = call(context.implementation, case.inputs)
+    except CallError as error:
+        hint = f"where {context.dtype} or this shape is not meant, dtypes= (--dtype), widths= (--width) or ranks= say so"
+        text = f"call raised {error}; {hint} [{describe(case)}]"
+        yield context.result("output-form", Outcome.BROKEN, text, regime="standard", shape=shape, witness=raised(error))
+        return
     where: dict[str, Any] = {"regime": "standard", "shape": shape}
     try:
         check_form(output, case, context.implementation)

@@ -262,6 +262,12 @@ class Implementation:
             raise ValueError(f"{got} given, but should be exactly one of call, make and module")
         if not callable(self.target):
             raise ValueError(f"{given[0]}={self.target!r}, but should be callable")
+        if self.call is not None and hasattr(self.call, "state_dict") and self.arguments is None and self.affine:
+            kind = type(self.call).__name__
+            raise ValueError(
+                f"call={kind}(...) is a module with weights of its own, but should be a function of x and weights; give "
+                f"module=lambda norm, *, shape, dtype, device: {kind}(...) instead, or arguments=('x',) where it has none"
+            )
         if not isinstance(self.norm, Norm):
             raise ValueError(f"norm={self.norm!r}, but should be a norm such as LayerNorm(eps=1e-5)")
         if not isinstance(self.contract, Contract):

@@ -50,7 +50,7 @@ class Gradients:
 def differentiable(implementation: Implementation) -> str:
     """Why the code has no gradients, or ``""`` if it has."""
     if implementation.grad is None:
-        return f"grad=None: gradients of {implementation.name} are not judged"
+        return f"grad=None: gradients of {implementation.name} are not judged; grad='autograd' (--autograd) asks for them"
     if implementation.grad == "autograd" and not isinstance(frameworks()[implementation.framework], Autograd):
         return f"{implementation.framework} does not differentiate: give grad=backward"
     return ""
