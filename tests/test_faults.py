@@ -67,6 +67,12 @@ def test_a_fault_says_what_it_is(fault):
     assert set(fault.dtypes) <= set(catalogue.ALL)
 
 
+def test_every_check_is_proved_on_a_fault():
+    """Each check is expected by some fault, but for those of what a norm has only in a model or by name: its calls, its path."""
+    expected = {check for fault in faults() for check in fault.expected}
+    assert set(checks()) - expected <= {"captured-activations", "activation-regime", "dispatched-operators"}
+
+
 def test_faults_come_sorted_and_load_no_framework():
     """The zoo can be listed, by kind and name, without importing torch."""
     code = "import sys\nfrom normcheck.faults import faults, sound\nfaults(), sound()\nprint('torch' in sys.modules)"
