@@ -38,7 +38,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -135,7 +135,17 @@ class RowErrors:
         return self.bounds(allowed)[0]
 
     def bounds(self, *classes: ErrorClass) -> list[Array]:
-        """E of each class."""
+        """E of each class, made once."""
+        new = [allowed for allowed in dict.fromkeys(classes) if allowed not in self._kept]
+        if new:
+            self._kept.update(zip(new, self._bounds(new), strict=True))
+        return [self._kept[allowed] for allowed in classes]
+
+    @functools.cached_property
+    def _kept(self) -> dict[ErrorClass, Array]:
+        return {}
+
+    def _bounds(self, classes: Iterable[ErrorClass]) -> list[Array]:
         with np.errstate(all="ignore"):
             n, applied, parts = np.abs(self.normalized), self._applied(), self._other_errors()
             weight = None if self.weight is None else np.abs(self.weight)

@@ -122,17 +122,11 @@ class Case:
 
     def bound(self, name: ClassName) -> Array:
         """E of the class, (R, D)."""
-        self._find(name)
-        return self._bounds[name]
-
-    def _find(self, *names: ClassName) -> None:
-        new = [name for name in names if name not in self._bounds]
-        if new:
-            self._bounds.update(zip(new, self.errors.bounds(*(self.classes[name] for name in new)), strict=True))
+        return self.errors.bound(self.classes[name])
 
     def verdicts(self, output: Array) -> dict[ClassName, Judgement]:
         """Hold output rows (R, D) against the bound of every class; of a sequential sum only where that of a tree is broken."""
-        self._find("strict", "tree")
+        self.errors.bounds(self.classes["strict"], self.classes["tree"])
         gap = None if self.inner_cast else distance(output, self.certified, self.out_format)
         found: dict[ClassName, Judgement] = {name: self.judge(output, name, gap) for name in ("strict", "tree")}
         if found["tree"].worst_ratio > 1:
@@ -151,10 +145,6 @@ class Case:
         weight, bias = self.parameters
         assert weight is not None
         return judge_before_weight(output, self.certified, bound, weight, bias, self.x_format, self.out_format, judged)
-
-    @functools.cached_property
-    def _bounds(self) -> dict[ClassName, Array]:
-        return {}
 
 
 def make_case(
@@ -192,7 +182,6 @@ def make_case(
     return Case(norm, contract, fold, rows, replace(inputs, x=fold.unfold(rows)), certified, errors)
 
 
-@functools.lru_cache(maxsize=512)
 def regime_case(
     norm: Norm,
     contract: Contract,
@@ -210,8 +199,37 @@ def regime_case(
     tracked: bool = True,
     seed: int = 0,
 ) -> Case:
-    """The case of a regime: its rows in this shape, random weights, and a bias, of zeros where another would hide all."""
+    """The case of a regime: its rows in this shape, random weights, and a bias, of zeros where another would hide all.
+
+    Shapes that fold to the same rows share what is known about them, until `forget`.
+    """
     fold = norm.fold(shape, channel_axis)
+    flat = Fold((fold.rows, fold.width), (0, 1), fold.rows, fold.width, fold.period, fold.repeat)
+    case = _regime_rows(norm, contract, regime, flat, dtype, weight_dtype, weighted, biased, training, tracked, seed)
+    inputs = replace(case.inputs, x=fold.unfold(case.rows), device=device, layout=layout)
+    return replace(case, fold=fold, inputs=inputs)
+
+
+def forget() -> None:
+    """Let go of the cases of regimes that were made: others are to come."""
+    _regime_rows.cache_clear()
+
+
+@functools.lru_cache(maxsize=512)
+def _regime_rows(
+    norm: Norm,
+    contract: Contract,
+    regime: str,
+    fold: Fold,
+    dtype: str,
+    weight_dtype: str | None,
+    weighted: bool,
+    biased: bool,
+    training: bool,
+    tracked: bool,
+    seed: int,
+) -> Case:
+    """The case of a regime with its rows as x."""
     x_format = format_of(dtype)
     family = REGIMES[regime]
     rows = family.rows(fold.rows, fold.width, x_format, seed, contract.compute_format(x_format))
@@ -223,8 +241,6 @@ def regime_case(
         bias=(biases(size, parameters, seed) * family.bias) if biased else None,
         dtype=dtype,
         weight_dtype=weight_dtype,
-        device=device,
-        layout=layout,
         training=training,
     )
     return make_case(norm, contract, fold, rows, with_statistics(inputs, norm, fold, rows, taken=tracked))

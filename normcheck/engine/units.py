@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from normcheck.checks import Check, Context, checks, run_check
-from normcheck.checks.cases import regime_case
+from normcheck.checks.cases import forget
 from normcheck.implementations import Implementation, MissingPackageError, frameworks, require
 from normcheck.regimes import WIDTHS
 from normcheck.results import Outcome, Result
@@ -143,7 +143,7 @@ def settle(context: Context) -> None:
     """Make this process ready for a context: pin threads, and forget the certified values of another norm or dtype."""
     shared = (str(context.norm), context.dtype)
     if shared != _LAST.get("shared"):
-        regime_case.cache_clear()
+        forget()
         _LAST["shared"] = shared
     framework = frameworks()[context.implementation.framework]
     if framework.available() is None:
