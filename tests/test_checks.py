@@ -194,6 +194,12 @@ def test_the_prerequisite_comes_first() -> None:
     assert all("output-form" in check.requires for check in others)
 
 
+def test_what_a_check_builds_upon_is_run_before_it() -> None:
+    """All that it requires comes first, in whatever module it is."""
+    order = list(checks())
+    assert all(order.index(root) < order.index(id_) for id_, check in checks().items() for root in check.requires)
+
+
 def test_sweeps_over_shapes_are_left_to_thorough_profiles_where_shapes_are_compiled() -> None:
     """In quick, code that is compiled for every shape is judged on few of them, and the skip says so; in standard on all."""
     static = context(lambda x, weight, bias: x, LN, static=True)

@@ -50,11 +50,42 @@ def test_autograd_of_functions_and_modules(name: str) -> None:
     assert np.array_equal(got.slopes[0], DY)
 
 
+def test_parameters_lie_as_the_inputs_say() -> None:
+    """Weight and bias are every second element of a larger array, and x is contiguous."""
+    seen = {}
+
+    def call(x: Any, weight: Any) -> Any:
+        """Remember the strides."""
+        seen.update(x=x.stride(), weight=weight.stride())
+        return x * weight
+
+    backward(torch_norm(call), Inputs(X, W, parameter_layout="strided"), DY)
+    assert seen == {"x": (4, 1), "weight": (2,)}
+
+
 def test_passes_accumulate() -> None:
     """Two backward passes after one forward pass leave twice the gradient."""
     norm = found("torch.nn.functional.layer_norm")
     once, twice = (backward(norm, Inputs(X, W, B), DY, passes=passes).values for passes in (1, 2))
     assert all(np.array_equal(2 * once[name], twice[name]) for name in once)
+
+
+def test_only_what_is_asked_for_needs_a_gradient() -> None:
+    """The others are constants to the code, and the gradients that come are those that always come."""
+    torch = pytest.importorskip("torch")
+    needed = []
+
+    def call(x: Any, weight: Any) -> Any:
+        """Remember who needs a gradient."""
+        needed.append((x.requires_grad, weight.requires_grad))
+        return torch.nn.functional.rms_norm(x, x.shape[-1:], weight, 1e-6)
+
+    whole = backward(torch_norm(call), Inputs(X, W), DY).values
+    for name in ("x", "weight"):
+        part = backward(torch_norm(call), Inputs(X, W), DY, of=(name,)).values
+        assert list(part) == [name]
+        assert np.array_equal(part[name], whole[name])
+    assert needed == [(True, True), (True, False), (False, True)]
 
 
 @pytest.mark.parametrize("layout", ["transposed", "strided", "sliced", "unaligned"])

@@ -42,3 +42,14 @@ def test_rows_of_one_channel_are_averaged() -> None:
 def test_no_variance_of_one_element() -> None:
     """One element has no unbiased variance; it counts as 0 and never as NaN."""
     assert batch_statistics(np.array([[3.0]]), period=1, ddof=1)[1] == [0]
+
+
+def test_statistics_are_exact_for_numbers_far_apart() -> None:
+    """Sums are made of whole numbers, so that neither the largest nor the smallest double is lost."""
+    row = np.array([[1e300, -1e300, 5e-324, 0.0]])
+    mean, variance = batch_statistics(row, period=1)
+    values = [Fraction(float(value)) for value in row[0]]
+    exact = sum(values) / 4
+    assert mean == [exact]
+    assert variance == [sum((value - exact) ** 2 for value in values) / 4]
+    assert batch_statistics(np.zeros((2, 3)), period=2) == ([0, 0], [0, 0])
