@@ -112,11 +112,11 @@ def builtins() -> Iterator[Implementation]:
             own: dict[str, Any] = {"norm": replace(norm, eps_placement=placement), "arguments": ("x", "eps", bool(outside))}
             name = {"mvn": "MVN", "normalize_l2": "NormalizeL2"}[function]
             yield row(__name__, name, f"{__name__}:{function}", mark=mark, affine=False, contract=contract, **own)
-    for name, function in (("LayerNormalization", "layer_normalization"), ("RMSNormalization", "rms_normalization")):
-        yield row(__name__, name, function, contract=_WIDE, dtypes=FLOATS[:3])
-        yield row(__name__, name, function, contract=_BEFORE, dtypes=FLOATS[3:], mark="bfloat16")
+    for name in ("Layer", "RMS", "Instance"):
+        both = (f"{name}Normalization", f"{name.lower()}_normalization")
+        yield row(__name__, *both, contract=_WIDE, dtypes=FLOATS[:3])
+        yield row(__name__, *both, contract=_BEFORE, dtypes=FLOATS[3:], mark="bfloat16")
     yield row(__name__, "GroupNormalization", "group_normalization", contract=_WIDE)
-    yield row(__name__, "InstanceNormalization", "instance_normalization", contract=_WIDE)
     # no arithmetic is specified for it: it is that of the input's dtype
     yield from (replace(mode, contract=replace(mode.contract, compute="bfloat16")) for mode in modes(__name__, wide=()))
 
