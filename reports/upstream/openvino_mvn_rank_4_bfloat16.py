@@ -1,4 +1,4 @@
-"""OpenVINO on CPU: MVN over the last of four dimensions rounds the mean and what follows to bfloat16; of two dimensions it does not.
+"""OpenVINO on CPU: MVN over the last of four dimensions rounds its mean to bfloat16; over the last of two it does not.
 
 Exits with 1 where the fault shows, with 0 where it is mended.
 """
