@@ -399,7 +399,7 @@ def judge(output: Array, certified: Exact, bound: Array, fmt: Format, judged: Ma
     def sizes(at: Any) -> tuple[Array, Array]:
         with np.errstate(all="ignore"):
             error = _infinite_for_nan(np.abs((output[at] - certified.hi[at]) - certified.lo[at]))
-            return error, bound[at] + 0.5 * np.nan_to_num(fmt.ulp(output[at]), nan=0.0)
+            return error, bound[at] + 0.5 * np.fmax(fmt.ulp(output[at]), 0.0)
 
     return Judgement(ratio, covered, sizes)
 

@@ -175,9 +175,9 @@ def flushed(case: Case, output: Array, name: ClassName) -> bool:
 
 
 def _figures(case: Case, output: Array, verdict: Judgement) -> dict[str, float]:
-    judged = verdict.judged
-    if not judged.any():
+    if not verdict.judged.any():
         return {}
+    judged = ... if verdict.judged.all() else verdict.judged
     figures = {"ulp": float(ulp_error(output, case.exact, case.out_format)[judged].max())}
     if not case.inner_cast:
         rounded = case.out_format.round_sum(case.certified.hi, case.certified.lo)
