@@ -505,3 +505,37 @@ def test_the_plugin_costs_less_than_30_ms(project: pytest.Pytester) -> None:
 
     pairs = [(seconds(*(PLUGIN or ("-p", "normcheck"))), seconds("-p", "no:normcheck")) for _ in range(15)]
     assert statistics.median(with_it - without for with_it, without in pairs) < 0.03
+
+
+KERNELS = """
+import torch
+
+class MyBatchNorm(torch.nn.BatchNorm1d):
+    def _check_input_dim(self, x):
+        pass
+
+def layer_norm(x, weight, bias):
+    c = x.float() - x.float().mean(-1, keepdim=True)
+    return (c * torch.rsqrt(c.square().mean(-1, keepdim=True) + 1e-5) * weight.float() + bias.float()).to(x.dtype)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "chosen"),
+    [
+        ("items", "shift-invariance or overflow"),
+        ("module", "my_batch_norm"),
+        pytest.param("inherited", "layer_norm", marks=pytest.mark.slow),
+        ("inherited", "overflow or double-backward or parameter-gradients"),
+    ],
+)
+def test_examples_of_the_document(project: pytest.Pytester, name: str, chosen: str) -> None:
+    """Its examples run as they stand, and no item fails."""
+    pytest.importorskip("torch")
+    page = Path(__file__).parents[1].joinpath("docs", "testing.md").read_text(encoding="utf-8")
+    found = re.search(rf"(?ms)^```python {name}\n(.*?)^```", page)
+    assert found is not None
+    project.makepyfile(kernels=KERNELS, test_example=found[1])
+    outcomes = run(project, "-k", chosen).parseoutcomes()
+    assert outcomes.get("passed", 0) + outcomes.get("xfailed", 0) > 1
+    assert not outcomes.keys() & {"failed", "errors", "error"}
