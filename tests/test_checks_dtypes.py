@@ -8,7 +8,8 @@ import pytest
 
 from normcheck.checks import Context, checks, run_check
 from normcheck.faults import faults, sound
-from normcheck.implementations import implementations
+from normcheck.implementations import Implementation, implementations
+from normcheck.norms import RMSNorm
 from normcheck.results import Outcome, Result
 
 pytest.importorskip("torch")
@@ -64,6 +65,19 @@ def test_torch_keeps_16_bit_statistics() -> None:
     (result,) = run_check(checks()["saved-statistics"], Context(native, "bfloat16", profile="quick"))
     assert result.outcome is Outcome.FAILED
     assert "mean is kept in bfloat16, but should be in float32" in result.message
+
+
+def test_a_default_eps_that_16_bit_cannot_show_is_no_difference() -> None:
+    """An eps of 1e-12 for None is far below what y tells of it in bfloat16; in float32 it shows."""
+    torch = pytest.importorskip("torch")
+
+    def rms(x, weight, eps):
+        return torch.nn.functional.rms_norm(x, x.shape[-1:], weight, 1e-12 if eps is None else eps)
+
+    known = Implementation(rms, RMSNorm(), dtypes=("bfloat16",), arguments=("x", "weight", "eps"))
+    (result,) = run_check(checks()["default-epsilon"], Context(known, "bfloat16", profile="quick"))
+    assert result.outcome is Outcome.PASSED
+    assert result.measures["eps"] != result.measures["eps_float32"]
 
 
 def test_default_eps_of_torch_is_that_of_float32() -> None:

@@ -102,8 +102,8 @@ def default_epsilon(context: Context) -> Iterator[Result]:
 
     Tolerance
     ---------
-    A tenth: the probe resolves eps to 8*u of the storage format, 3 % in bfloat16, and the machine epsilons of two formats differ
-    at least eightfold.
+    A tenth: the probe resolves t**2 + eps to 8*u of the storage format, 3 % in bfloat16, and the machine epsilons of two formats
+    differ at least eightfold. What is below the resolution, 8*u*t**2, is no difference.
 
     Known exceptions
     ----------------
@@ -201,6 +201,9 @@ def _eps(context: Context, eps: float) -> Result | None:
     return held(context, "epsilon-precision", case, output, how, called=(chosen, case), regime="tiny")
 
 
+_PROBE = 2.0**-12
+
+
 def _default(context: Context) -> Result | None:
     try:
         found = [_effective(context, dtype) for dtype in (context.dtype, "float32")]
@@ -209,7 +212,7 @@ def _default(context: Context) -> Result | None:
     if not np.isfinite(found).all():
         return context.result("default-epsilon", Outcome.SKIPPED, "eps=None gives no finite values", regime="tiny")
     measures = {"eps": found[0], "eps_float32": found[1]}
-    if abs(found[0] - found[1]) <= 0.1 * found[1]:
+    if abs(found[0] - found[1]) <= 0.1 * found[1] + 8 * context.x_format.u * _PROBE**2:
         return context.result("default-epsilon", Outcome.PASSED, measures=measures, regime="tiny")
     text = f"eps=None acts as {found[0]:.3g} in {context.dtype}, but should be {found[1]:.3g} as in float32 [eps=None]"
     return context.result("default-epsilon", Outcome.WARNED, text, severity=Severity.WARNING, measures=measures, regime="tiny")
@@ -217,7 +220,7 @@ def _default(context: Context) -> Result | None:
 
 def _effective(context: Context, dtype: str) -> float:
     """The eps that stands for None, from a row of +-t whose square is far below it."""
-    t = 2.0**-12
+    t = _PROBE
     shape = some_rows(context, rows=4)
     fold = context.norm.fold(shape, context.implementation.channel_axis)
     rows = np.full((fold.rows, fold.width), t) * np.resize([1.0, -1.0], fold.width)
