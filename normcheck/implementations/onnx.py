@@ -181,7 +181,7 @@ def run(model: bytes, arrays: dict[str, Any], threads: int = 1) -> list[Any]:  #
     return list(evaluator(model).run(None, {name: array for name, array in arrays.items() if array is not None}))
 
 
-ADAPTER = Runtime("onnx", "pip install onnx")
+ADAPTER = Runtime("onnx", "pip install 'normcheck[onnx]'")
 
 CONTRACT = Contract(eps_dtype="float32")
 # momentum is the old statistic's share, and the running variance is the biased one
