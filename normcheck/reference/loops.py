@@ -114,13 +114,16 @@ def values(
 ) -> tuple[Array, Array]:
     """y = (c * reciprocal) * weight + bias and its error: |n| gain + shift, times |weight|, and one rounding for the bias."""
     y = c * reciprocal[:, None]
-    err = np.abs(y) * gain[:, None] + shift[:, None]
+    err = np.abs(y)
+    err *= gain[:, None]
+    err += shift[:, None]
     if weight is not None:
-        y = y * weight
-        err = err * np.abs(weight) + TINY
+        y *= weight
+        err *= np.abs(weight)
+        err += TINY
     if bias is not None:
-        y = y + bias
-        err = err + 1.01 * U * np.abs(y)
+        y += bias
+        err += 1.01 * U * np.abs(y)
     return y, err
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from normcheck.formats import Array, Format, Mask
 from normcheck.reference.arithmetic import U2, U, two_sum
@@ -19,13 +20,16 @@ class Triple(NamedTuple):
 
 
 def settle(values: Triple, fmt: Format) -> tuple[Array, Mask]:
-    """The rounding test: hi + lo rounded to the format, and where all of [hi + lo - err, hi + lo + err] rounds to it."""
+    """The rounding test: hi + lo rounded to the format, and where all of [hi + lo - err, hi + lo + err] rounds to it.
+
+    Values of float32 may come as float32.
+    """
     hi, lo, err = values
     with np.errstate(all="ignore"):
         if lo is None:
             # 1.01 u|hi|: the ends of the interval are rounded themselves
             wide = err + 1.01 * U * np.abs(hi)
-            lower, upper, value = fmt.round(hi - wide), fmt.round(hi + wide), fmt.round(hi)
+            lower, upper, value = (_rounded(part, fmt) for part in (hi - wide, hi + wide, hi))
         else:
             # an exact sum needs no allowance for lo -+ wide
             wide = np.where(err == 0.0, 0.0, err + 1.01 * U2 * np.abs(hi))
@@ -36,3 +40,7 @@ def settle(values: Triple, fmt: Format) -> tuple[Array, Mask]:
             # NaN stands for overflow at either end
             same |= np.isnan(lower) & np.isnan(upper) & (np.abs(hi) > wide)
         return value, np.isfinite(wide) & same
+
+
+def _rounded(a: Array, fmt: Format) -> npt.NDArray[Any]:
+    return a.astype(np.float32) if fmt.p == 24 else fmt.round(a)
