@@ -65,9 +65,7 @@ class _Shard(click.ParamType):  # type: ignore[type-arg]
 @click.option("--budget", type=DURATION, metavar="TIME", help="Stop in time, such as 10m; the most telling checks come first.")
 @click.option("--baseline", type=click.Path(exists=True, path_type=Path), help="A stored audit; say what has changed since.")
 @click.option("--fail-on", type=click.Choice(["any", "new"]), default="any", show_default=True, help="With --baseline.")
-@click.option(
-    "--keep", type=NEW_FOLDER, metavar="DIR", help="Also keep the audit there, by date."
-)
+@click.option("--keep", type=NEW_FOLDER, metavar="DIR", help="Also keep the audit there, by date.")
 @click.option("--dry-run", is_flag=True, help="Print what would be judged and how long it may take, and stop.")
 @click.option("--faults", "zoo", is_flag=True, help="Judge the zoo of faults and the sound norms beside it instead.")
 @click.option("--fault", "globs", multiple=True, metavar="GLOB", help="As --faults, but only what has such a name.")
@@ -155,6 +153,10 @@ def _end(done: Audit | None, interrupted: bool, given: Mapping[str, Any]) -> Non
     from normcheck.history import keep
     from normcheck.past import against
 
+    if given["shard"] is not None and done is not None and not done.results:
+        written = done.write(given["output"] / "audit.json")
+        click.echo(f"The plan has fewer units than shards: this one is empty. Written: {written}")
+        return
     known = None if given["baseline"] is None else against(given["baseline"], given["fail_on"] == "new")
     if done is not None and given["keep"] is not None and not interrupted:
         keep(done, given["keep"])
@@ -169,7 +171,8 @@ def _with_the_rest(audit: Audit, found: Sequence[Implementation], given: Mapping
 
     wanted = given["names"] or ("*",)
     rest = {name: reason for name, reason in unjudged().items() if any(fnmatch.fnmatch(name, glob) for glob in wanted)}
-    rest = {} if given["framework"] not in (None, "torch") or given["shard"] not in (None, (1, 1)) else rest
+    first = given["shard"] is None or given["shard"][0] == 1
+    rest = rest if first and given["framework"] in (None, "torch") else {}
     skipped = tuple(Result("output-form", name, "", "float32", Outcome.SKIPPED, message=reason) for name, reason in rest.items())
     alike = {one.name: list(one.alike) for one in found if one.alike}
     return replace(audit, results=(*audit.results, *skipped), born={**audit.born, **({"alike": alike} if alike else {})})

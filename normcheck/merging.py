@@ -13,7 +13,7 @@ from normcheck.engine.units import Key
 from normcheck.results import Outcome, Result
 
 # what tells the shards of one plan from each other, and the runs of one environment
-_OWN = {"utc", "shard", "command", "dirty", "interrupted", "implementations", "parts"}
+_OWN = {"utc", "shard", "command", "dirty", "interrupted", "implementations", "alike", "parts"}
 
 
 class MergeError(ValueError):
@@ -72,8 +72,8 @@ def _skipped(results: Iterable[Result]) -> bool:
 
 
 def _ordered(tasks: Mapping[Key, list[Result]]) -> list[Key]:
-    """By unit as in a plan; the checks of a unit stay as they are."""
-    return sorted(tasks, key=lambda key: (tasks[key][0].norm, key[1], key[0]))
+    """By unit as in a plan; the checks of a unit stay as they are. What is no unit, having no norm, comes last."""
+    return sorted(tasks, key=lambda key: (not tasks[key][0].norm, tasks[key][0].norm, key[1], key[0]))
 
 
 def _relabelled(audits: Mapping[str, Audit], tasks: dict[Key, list[Result]], home: Mapping[Key, str]) -> dict[Key, list[Result]]:
@@ -114,6 +114,7 @@ def _born(audits: Mapping[str, Audit], home: Mapping[Key, str]) -> dict[str, Any
         judged = {key[0] for key, place in home.items() if place == name}
         parts += audit.born.get("parts") or [{**audit.born, "implementations": sorted(judged)}]
     common = {key: value for key, value in parts[0].items() if all(part.get(key) == value for part in parts)}
+    alike = {name: others for audit in audits.values() for name, others in audit.born.get("alike", {}).items()}
     broken = [text for text in (*(audit.born.get("interrupted") for audit in audits.values()), _lacking(audits)) if text]
     return {
         "utc": min((str(part.get("utc", "")) for part in parts), default=""),
@@ -121,6 +122,7 @@ def _born(audits: Mapping[str, Audit], home: Mapping[Key, str]) -> dict[str, Any
         "versions": _versions(parts),
         "schema": SCHEMA,
         "command": _command(parts),
+        **({"alike": alike} if alike else {}),
         **({"interrupted": "; ".join(broken)} if broken else {}),
         "parts": parts,
     }
