@@ -90,6 +90,7 @@ def test_running_statistics_move_halfway_to_the_batch(name):
     shape = (2, 3) if implementation.ranks is None or 2 in implementation.ranks else (2, 3, 1, 1)
     x = np.multiply.outer([-1.0, 1.0], np.ones(shape[1:]))
     running = dict.fromkeys(("running_mean", "running_var"), np.full(3, 4.0))
+    running |= {"weight": np.ones(3), "bias": np.zeros(3)} if implementation.takes("weight") else {}
     varied = implementation.with_norm(dataclasses.replace(implementation.norm, momentum=0.5))
     dtype = implementation.dtypes[0]
     output = call(varied, Inputs(x, **running, dtype=dtype, weight_dtype=implementation.weight_dtype))

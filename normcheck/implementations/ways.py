@@ -69,6 +69,26 @@ def vmapped(function: Function, passed: list[Any]) -> Any:
     return tuple(part[1] for part in returned) if isinstance(returned, tuple) else returned[1]
 
 
+def traced(seen: list[str]) -> Callable[[Function, list[Any]], Any]:
+    """The call as it is; the operators that it dispatches are appended to ``seen`` by name, in order."""
+
+    def around(function: Function, passed: list[Any]) -> Any:
+        from torch.utils._python_dispatch import TorchDispatchMode
+
+        class Trace(TorchDispatchMode):  # type: ignore[misc]
+            """Writes down what passes by."""
+
+            def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+                """Note the operator and run it."""
+                seen.append(str(operator).rpartition(".")[0] or str(operator))
+                return operator(*args, **(kwargs or {}))
+
+        with Trace():
+            return function(*passed)
+
+    return around
+
+
 def compiled(function: Function, passed: list[Any]) -> Any:
     """The call compiled by ``torch.compile``."""
     import torch
