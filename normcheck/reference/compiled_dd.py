@@ -79,10 +79,11 @@ def _divide_double(a_hi, a_lo, b):
 @kernel
 def _largest(x, out):
     for r in range(x.shape[0]):
-        most = 0.0
+        # bits of magnitudes are ordered as these are, and their maximum is vector code
+        most = np.int64(0)
         for j in range(x.shape[1]):
-            most = max(most, abs(x[r, j]))
-        out[r] = most
+            most = max(most, np.float64(abs(x[r, j])).view(np.int64))
+        out[r] = np.int64(most).view(np.float64)
 
 
 @kernel

@@ -22,7 +22,8 @@ def exceptional(p: Problem) -> tuple[Mask, Array]:
     """Which elements IEEE arithmetic decides, and y for these (for others anything), both (R, D)."""
     with np.errstate(all="ignore"):
         regular, scale = ordinary(p)
-        mask = ~regular[:, None] | ~np.isfinite(p.x)
+        mask = ~np.isfinite(p.x)
+        mask[~regular] = True
         if not mask.any():
             return mask, p.x
         first = _classify(p)[1]
