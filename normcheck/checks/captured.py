@@ -154,7 +154,8 @@ def _judged(context: Context, case: Case, output: Array) -> Result:
         return context.result(CAPTURED, Outcome.SKIPPED, "no row has squares in the compute format's range", shape=shape)
     verdicts = case.verdicts(output)
     if verdicts["tree"].worst_ratio <= 1 and vacuous(case.certified, case.bound("tree"), verdicts["tree"].judged):
-        return context.result(CAPTURED, Outcome.SKIPPED, "vacuous: on this input sound code may miss every value by more than a tenth of it", shape=shape)
+        text = "vacuous: on this input sound code may miss every value by more than a tenth of it"
+        return context.result(CAPTURED, Outcome.SKIPPED, text, shape=shape)
     ulps = ulp_error(output, case.exact, case.out_format)
     measures = {f"ratio_{name}": verdict.worst_ratio for name, verdict in verdicts.items()}
     measures |= {"grade": float(grade(context, verdicts)), "ulp": float(ulps[verdicts["tree"].judged].max(initial=0.0))}

@@ -255,7 +255,8 @@ def held(
     if not first.judged.any():
         return context.result(check, Outcome.SKIPPED, f"{NAMES[name]}: nothing can be judged", **where)
     if first.worst_ratio <= 1 and vacuous(gradient.exact[name], gradient.bound(name, classes[0]), first.judged):
-        return context.result(check, Outcome.SKIPPED, f"vacuous: sound code may miss every {NAMES[name]} by more than a tenth of it", **where)
+        text = f"vacuous: sound code may miss every {NAMES[name]} by more than a tenth of it"
+        return context.result(check, Outcome.SKIPPED, text, **where)
     outcome, reason = Outcome.PASSED, ""
     for allowed in classes[1:] if first.worst_ratio > 1 else ():
         last = gradient.judge(name, output, allowed)
