@@ -1,7 +1,7 @@
 """The whole battery on an accelerator in less than eight minutes, if there is one.
 
 `python reports/gpu_session.py [FOLDER]` runs the tests with the marker gpu, audits every norm of torch and the paths that can be
-forced on the first accelerator that torch finds, and writes to kernels.md which device kernels one call of each runs. The audit is
+forced on the first accelerator that torch finds, and writes to kernels.md which device kernels a call of each runs. The audit is
 stopped when its time is up; its report says how far it came, and `normcheck audit --resume FOLDER` goes on. Exits with 0 if
 nothing failed, with 1 if something did, with 3 where there is no accelerator.
 """
