@@ -385,6 +385,8 @@ def test_a_module_is_given_its_state_and_its_mode():
     """A stateful module gets parameters and statistics as attributes; what it has written of them is read back."""
 
     class Module:
+        weight = running_mean = None
+
         def __call__(self, x):
             self.running_mean = self.running_mean
             self.running_mean += self.training

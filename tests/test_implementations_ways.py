@@ -84,7 +84,7 @@ def test_new_buffers_of_a_module_are_read() -> None:
 
         def __init__(self) -> None:
             super().__init__()
-            self.weight = self.bias = None
+            self.weight = self.bias = self.running_mean = self.running_var = None
 
         def forward(self, x: Any) -> Any:
             """Count."""
