@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from normcheck.checks.base import Context, SkipCaseError, guarded, register
+from normcheck.checks.base import Context, SkipCaseError, guarded, raised, register
 from normcheck.checks.cases import Case, make_case
 from normcheck.checks.gradient_cases import GradientCase, gradient_case, held, passes, pulled, slopes
 from normcheck.checks.gradient_witness import gradient_witness
@@ -380,7 +380,7 @@ def _judge_partly(context: Context, run: Run, absent: tuple[str, ...], name: str
         output = gradient.rows_of(found, name)
     except CallError as error:
         text = f"backward raised {error}, but should give gradients [{note}]"
-        return context.result("affine-gradients", Outcome.FAILED, text, regime="standard")
+        return context.result("affine-gradients", Outcome.FAILED, text, regime="standard", witness=raised(error))
     if not passes(context, gradient, name, output):
         whole, base, _ = _partly(context, gradient.case.fold.shape, ())
         if passes(context, whole, name, whole.rows_of(base, name)):
