@@ -8,9 +8,11 @@ TOPICS = ("implementations", "checks", "norms", "regimes", "faults")
 def listed(topic: str) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Column names and rows of a topic."""
     if topic == "implementations":
-        from normcheck.implementations import implementations
+        from normcheck.implementations import implementations, unjudged
 
-        return ("name", "claims", "dtypes"), [(i.name, repr(i.norm), " ".join(i.dtypes)) for i in implementations()]
+        judged: list[tuple[str, ...]] = [(i.name, repr(i.norm), " ".join(i.dtypes)) for i in implementations()]
+        rest = ((name, f"not judged: {reason}", "") for name, reason in unjudged().items())
+        return ("name", "claims", "dtypes"), [*judged, *rest]
     if topic == "checks":
         from normcheck.checks import checks
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 import subprocess
 import sys
@@ -11,13 +12,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
+from normcheck.audit import Audit
+from normcheck.cli import main
 from normcheck.contract import Contract
 from normcheck.implementations import Inputs, call, implementations, left_out, registry, snippet, transformers, unjudged
 from normcheck.implementations.formulas import read
 from normcheck.implementations.syntax import UnreadableError, canonical
 from normcheck.implementations.transformers import builtins, families
 from normcheck.norms import BatchNorm, GroupNorm, L2Norm, LayerNorm, RMSNorm
+from normcheck.results import Outcome, Result
 
 PLAIN = "super().__init__()\nself.weight = nn.Parameter(torch.ones(dim))\nself.eps = eps"
 
@@ -237,6 +242,26 @@ def test_listing_imports_nothing_of_the_package():
         cwd=Path(__file__).parents[1],
     )
     assert shown.stdout.strip() == "[]"
+
+
+def test_what_is_not_judged_is_in_the_audit_and_in_the_list(monkeypatch, tmp_path):
+    """A class without a row is a skipped result with its reason, where its name is chosen, and a line of the list."""
+    monkeypatch.setattr(transformers, "refused", lambda: {"torch.nn.LayerNobody": "a block", "torch.nn.Other": "a gate"})
+    given = ["--implementation", "torch.nn.LayerN*", "--check", "output-form", "--profile", "quick", "--dtype", "float32"]
+    done = CliRunner().invoke(main, ["audit", *given, "--workers", "1", "--output", str(tmp_path / "out")])
+    assert done.exit_code == 0, done.output
+    stored = json.loads((tmp_path / "out" / "audit.json").read_text(encoding="utf-8"))
+    outcomes = {result["implementation"]: (result["outcome"], result.get("message", "")) for result in stored["results"]}
+    assert outcomes == {"torch.nn.LayerNorm": ("passed", ""), "torch.nn.LayerNobody": ("skipped", "a block")}
+    assert "not judged: a gate" in CliRunner().invoke(main, ["list", "implementations"]).output
+
+
+def test_a_report_says_what_a_row_stands_for(tmp_path):
+    """Other classes of the same text are named in the report."""
+    born = {"alike": {"transformers.LlamaRMSNorm": ["Qwen3RMSNorm", "Phi3RMSNorm"]}}
+    audit = Audit((Result("accuracy", "transformers.LlamaRMSNorm", "RMSNorm", "float32", Outcome.PASSED),), born)
+    page = audit.write(tmp_path / "report.md").read_text(encoding="utf-8")
+    assert "- `transformers.LlamaRMSNorm` stands for Qwen3RMSNorm, Phi3RMSNorm" in page
 
 
 INSTALLED = not any("transformers" in line for line in left_out("torch"))
