@@ -87,7 +87,7 @@ def test_forward(benchmark: Any, numba: bool, width: int, dtype: str) -> None:
     def oracle() -> Any:
         return torch.nn.functional.layer_norm(t.double(), (width,), w.double(), w.double()).to(t.dtype)
 
-    found = compare(ours, oracle)
+    found = compare(ours, oracle, rounds=20)
     report(benchmark, ours, x.size, **found)
     if (width, dtype) == (4096, "float32"):
         assert max(found.values()) >= (2.0 if numba else 0.5)
@@ -148,7 +148,7 @@ def test_float64_results(benchmark: Any, numba: bool, width: int) -> None:
     pytest.importorskip("flint", reason="python-flint is missing: pip install normcheck[exact]")
     x, few = rows(width, "float64"), rows(width, "float64", 1, max(width, 1 << 14))
     weight = few[0]
-    found = compare(lambda: reference(n.LayerNorm(), x, weight, weight), lambda: with_flint(few, weight), few.size / x.size)
+    found = compare(lambda: reference(n.LayerNorm(), x, weight, weight), lambda: with_flint(few, weight), few.size / x.size, 20)
     report(benchmark, lambda: reference(n.LayerNorm(), x, weight, weight), x.size, **found)
     if width == 4096:
         assert max(found.values()) >= (100 if numba else 6)
@@ -159,7 +159,7 @@ def test_against_mpmath(benchmark: Any, numba: bool) -> None:
     pytest.importorskip("mpmath", reason="mpmath is missing: pip install normcheck[test]")
     x, few = rows(4096, "float32"), rows(4096, "float32", 1, 4096)
     weight = few[0]
-    found = compare(lambda: reference(n.LayerNorm(), x, weight, weight), lambda: with_mpmath(few, weight), few.size / x.size)
+    found = compare(lambda: reference(n.LayerNorm(), x, weight, weight), lambda: with_mpmath(few, weight), few.size / x.size, 20)
     report(benchmark, lambda: reference(n.LayerNorm(), x, weight, weight), x.size, **found)
     assert max(found.values()) >= (3000 if numba else 800)
 
