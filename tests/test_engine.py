@@ -20,6 +20,7 @@ import pytest
 
 import normcheck as nc
 from normcheck.audit import Interrupted
+from normcheck.engine import lanes
 from normcheck.engine.lanes import EngineError, Lane, Limits
 from normcheck.results import Outcome, Result
 
@@ -274,3 +275,31 @@ def test_an_interrupt_stops_the_workers() -> None:
         judged(rms, progress=progress)
     assert caught.value.audit.born["interrupted"].startswith("2 of ")
     assert multiprocessing.active_children() == []
+
+
+def test_output_that_speaks_of_time_is_no_timeout() -> None:
+    """What the code prints is not taken for what the engine says."""
+
+    def pretends() -> None:
+        os.write(2, b"Timeout (0:00:01)!\n")
+        os.abort()
+
+    (result,) = of_check(judged(in_one_check(pretends), checks=["accuracy"]), "accuracy")
+    assert result.outcome is Outcome.CRASHED
+
+
+@pytest.mark.parametrize(
+    ("text", "free"),
+    [
+        ("MemTotal: 8 kB\nMemAvailable: 6 kB\n", 6 << 10),
+        ("MemTotal: 8 kB\nMemAvailable: 1 kB\n", 4 << 10),
+        ("nonsense", None),
+    ],
+)
+def test_what_a_worker_may_take(monkeypatch: pytest.MonkeyPatch, text: str, free: int | None) -> None:
+    """By default what is free, or half of all if that is more, and no more than a container has."""
+    told = {"/proc/meminfo": text, "/sys/fs/cgroup/memory.max": "max"}
+    monkeypatch.setattr("normcheck.engine.lanes.Path.read_text", lambda path, encoding: told[str(path)])
+    assert lanes._free() == free
+    told["/sys/fs/cgroup/memory.max"] = "2048"
+    assert lanes._free() == (None if free is None else 2048)

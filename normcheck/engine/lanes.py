@@ -28,6 +28,7 @@ _LIBRARY = sysconfig.get_path("stdlib")
 _START = 300.0  # seconds after which a worker that does not answer will never do
 _GRACE = 10.0  # seconds between a worker's own timer and the pool's
 _POLL = 0.2
+_PATIENCE = 15  # polls that find no worker, before it counts as gone: the pool tells more, but takes its time
 _TIMER = b"Timeout ("  # what the timer of faulthandler says
 _KEPT = 4096  # bytes of output kept from the beginning and from the end
 
@@ -169,7 +170,7 @@ class Lane:
 
     def _answer(self, future: Future[Any]) -> worker.Found:
         missed = 0
-        while missed < 3:
+        while missed < _PATIENCE:
             with contextlib.suppress(TimeoutError):
                 return future.result(timeout=_POLL)  # type: ignore[no-any-return]
             if future.done():
@@ -181,13 +182,13 @@ class Lane:
 
     def _ended(self, context: Context, check: Check, end: Exception, limit: float, seconds: float) -> Result:
         said = self._output.last() if self._output is not None else ""
-        late = seconds >= limit or (self._output is not None and self._output.late)
+        code = end.code if isinstance(end, _Gone) else None
+        timed = code == 1 and self._output is not None and self._output.late
         self.close()
         asked = f"[{check.id}, {context.dtype}]"
-        if isinstance(end, TimeoutError) or late:
-            text = f"time={_lasted(limit)} and more, but should be less {asked}{said}"
+        if isinstance(end, TimeoutError) or timed:
+            text = f"time={limit:g} s and more, but should be less {asked}{said}"
             return context.result(check.id, Outcome.TIMEOUT, text, seconds=seconds)
-        code = end.code if isinstance(end, _Gone) else None
         text = f"the process {_how(code)}, but should return {asked}{said}"
         return context.result(check.id, Outcome.CRASHED, text, seconds=seconds)
 
@@ -262,10 +263,11 @@ def unsent(context: Context, check: Check, error: Exception) -> Result:
 
 
 def _free() -> int | None:
-    """Bytes of memory that a process can still get; None where the system does not tell."""
+    """Bytes of memory that are free, or half of all if that is more; None where the system does not tell."""
     try:
         text = Path("/proc/meminfo").read_text(encoding="ascii")
-        free = int(re.findall(r"MemAvailable:\s+(\d+) kB", text)[0]) << 10
+        total, available = (int(re.findall(rf"{name}:\s+(\d+) kB", text)[0]) << 10 for name in ("MemTotal", "MemAvailable"))
+        free = max(total // 2, available)
     except (OSError, IndexError):
         return None
     with contextlib.suppress(OSError, ValueError):  # a container may have less than its machine; without a limit this says max
@@ -281,10 +283,6 @@ def _how(code: int | None) -> str:
     with contextlib.suppress(ValueError):
         return f"died of {signal.Signals(-code).name}"
     return f"died of signal {-code}"
-
-
-def _lasted(seconds: float) -> str:
-    return f"{seconds:g} s"
 
 
 def _alive(pid: int) -> bool:
