@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Container, Iterable, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from normcheck.contract import Contract
 from normcheck.formats import FORMATS, Array
 from normcheck.implementations.arrays import LAYOUTS
 from normcheck.implementations.companions import Block, Quantized
+from normcheck.implementations.framework import Framework as Framework
 from normcheck.implementations.targets import Named
 from normcheck.norms import Norm
 
@@ -97,51 +97,6 @@ class CallError(Exception):
 
 class MissingPackageError(ImportError):
     """A framework that is asked for is not installed. The message holds the line that installs it."""
-
-
-class Framework(Protocol):
-    """An adapter: how one framework holds arrays. One file each; nothing is imported before it is asked for."""
-
-    name: str
-
-    def available(self) -> str | None:
-        """None, or the line that installs the framework."""
-
-    def version(self) -> str:
-        """The framework's version."""
-
-    def devices(self) -> tuple[str, ...]:
-        """The devices that can be used now."""
-
-    def pin_threads(self, count: int) -> None:
-        """Set the number of threads inside one operation."""
-
-    def threads(self) -> int:
-        """The number of threads inside one operation, as `pin_threads` sets it."""
-
-    def shares_memory(self, one: Any, other: Any) -> bool:
-        """Whether writing into one native array can change the other."""
-
-    def guard(self) -> AbstractContextManager[Any]:
-        """A context in which user code is called: no gradients are recorded, no floating-point warning is raised."""
-
-    def to_native(self, values: Array, dtype: str, device: str = "cpu", layout: str = "contiguous") -> Any:
-        """An array of the framework with exactly these values; it shares no memory with ``values``."""
-
-    def to_values(self, native: Any) -> tuple[Array, str]:
-        """The values and dtype name of a native array. Raises TypeError for anything else."""
-
-    def bind(self, module: Any, state: Mapping[str, Any], training: bool, dtype: str, device: str) -> Callable[..., Any]:
-        """Put parameters and running statistics into a stateful module, set its mode, and return what calls it."""
-
-    def snippet_array(self, name: str, dtype: str, device: str, layout: str, rank: int) -> str:
-        """Source text that makes a native array of the float64 numpy array ``name``, under the same name."""
-
-    def snippet_bind(self, state: Iterable[str], training: bool, dtype: str, device: str) -> list[str]:
-        """Source text, by lines, that does to ``module`` what `bind` does."""
-
-    def snippet_value(self, expression: str) -> str:
-        """Source text that makes a number that ``float`` takes of one element."""
 
 
 @dataclass(frozen=True)
