@@ -146,7 +146,7 @@ def training_of(layer: Found, norm: Norm) -> bool | None:
 def implementation_of(layer: Found, norm: Norm, dtype: str, rank: int, **options: Any) -> Implementation:
     """The layer as code under judgement: copies of it, with other parameters and settings."""
     formula = layer.formula
-    has = [name for name in formula.parameters if getattr(layer.module, name, None) is not None]
+    has = [name for name in formula.parameters if getattr(layer.module, name, None) is not None and not renewable(layer)]
     affine: Literal["weight"] | bool = "weight" if len(has) == 1 and norm.has_bias else bool(has)
     return Implementation(
         module=Copied(_target(layer.kind), _settings(formula, norm), formula.build, 1 if formula.channels_first else None, layer),
