@@ -123,6 +123,12 @@ def test_snippets_import_keras_alone() -> None:
         exec(source, {})  # noqa: S102 - our own text
 
 
+def test_devices_are_those_of_the_backend() -> None:
+    """The CPU is there on every backend, and to audit on it nothing need be named."""
+    assert ADAPTER.devices()[0] == "cpu"
+    assert set(ADAPTER.devices()) <= {"cpu", "cuda"}
+
+
 def test_a_missing_backend_is_told(monkeypatch) -> None:
     """Without its backend Keras cannot be called, and the line that installs both is given."""
     found = importlib.util.find_spec

@@ -63,8 +63,11 @@ class Keras:
 
     def devices(self) -> tuple[str, ...]:
         """The CPU, and "cuda" where the backend has a GPU."""
-        found = _keras().distribution.list_devices("gpu") if backend() != "numpy" else []
-        return ("cpu", *["cuda"] * bool(found))
+        if backend() in ("jax", "torch"):
+            found = (JAX if backend() == "jax" else TORCH).devices()
+        else:
+            found = _keras().distribution.list_devices("gpu") if backend() == "tensorflow" else ()
+        return ("cpu", *["cuda"] * any("gpu" in name or name == "cuda" for name in found))
 
     def pin_threads(self, count: int) -> None:
         """Set the number of threads inside one operation; TensorFlow and XLA are only asked before their first use."""
