@@ -9,6 +9,7 @@ import pytest
 from normcheck.audit import audit
 from normcheck.implementations import Implementation, implementations
 from normcheck.norms import RMSNorm
+from normcheck.reporters.markdown import render
 from normcheck.results import Outcome, Result
 
 ROWS = {one.name: one for one in implementations("torch")}
@@ -61,3 +62,11 @@ def test_a_path_of_a_device_that_is_not_here_says_so() -> None:
     result = judged(ROWS["torch.batch_norm_of_cudnn[train]"])
     assert result.outcome is Outcome.SKIPPED
     assert result.message.startswith("device='cuda', but torch ")
+
+
+def test_the_report_says_what_ran() -> None:
+    """Implementations that run the same operators share a line."""
+    rows = [ROWS[name] for name in ("torch.nn.functional.layer_norm", "torch.nn.LayerNorm", "torch.nn.functional.rms_norm")]
+    page = render(audit(rows, profile="quick", checks=[ID], dtypes=["float32"]))
+    assert "## Which operators ran" in page
+    assert "| `aten.native_layer_norm` | cpu | `torch.nn.LayerNorm`, `torch.nn.functional.layer_norm` |" in page

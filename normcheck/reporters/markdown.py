@@ -62,10 +62,22 @@ def render(audit: Judged, shown: Sequence[Plot] = (), note: str = "") -> str:
         note=note,
         detailed=DETAILED,
         skips=_skips(audit),
+        paths=_paths(audit),
         command=audit.born.get("command", ""),
-        born=text.table(("fact", "value"), ([text.escaped(k), text.cell(v)] for k, v in facts(audit.born))),
+        born=text.table(("fact", "value"), ([text.escaped(k), text.cell(v)] for k, v in facts(_own(audit.born)))),
     )
     return re.sub(r"\n{3,}", "\n\n", page).strip() + "\n"
+
+
+def _own(born: Mapping[str, Any]) -> dict[str, Any]:
+    """What is told of an audit nowhere else."""
+    return {name: value for name, value in born.items() if name != "alike"}
+
+
+def _paths(audit: Judged) -> str:
+    found = summary.paths(audit)
+    rows = [(text.cell(ran), text.escaped(device), ", ".join(map(text.cell, names))) for (ran, device), names in found.items()]
+    return text.table(("operators", "device", "implementations"), rows) if rows else ""
 
 
 def facts(born: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

@@ -182,6 +182,13 @@ def skips(audit: Judged) -> tuple[Skip, ...]:
     return tuple(sorted(found, key=lambda skip: -skip.count))
 
 
+def paths(audit: Judged) -> Mapping[tuple[str, str], tuple[str, ...]]:
+    """The implementations whose calls dispatched the same operators on the same device, by what they ran and where."""
+    told = [result for result in audit.results if result.check == "dispatched-operators" and result.message.startswith("ran ")]
+    groups = group(told, lambda result: (result.message.removeprefix("ran ").partition(", but should")[0], result.device))
+    return {key: _ordered(result.implementation for result in results) for key, results in groups.items()}
+
+
 def regimes(audit: Judged) -> tuple[str, ...]:
     """The regimes in which an error in ulp was measured, in their own order."""
     return _ordered((result.regime for result in audit.results if "ulp" in result.measures), tuple(REGIMES))
