@@ -1,4 +1,6 @@
-"""Keras: the adapter for whichever backend the process has, and its layers. Channels are last.
+"""Keras: the adapter for whichever backend the process has, and its layers, called eagerly. Channels are last.
+
+Where parameters have another dtype than x, the layers are those of mixed precision.
 
 The backend is chosen by the environment variable KERAS_BACKEND before Keras is imported: tensorflow, jax, torch or numpy.
 """
@@ -11,7 +13,6 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from normcheck.formats import Array
 from normcheck.implementations.arrays import LayoutError, decode, encode
 from normcheck.implementations.base import Implementation
 from normcheck.implementations.jax import ADAPTER as JAX
-from normcheck.implementations.jax import OWN_DTYPE, Jitted
+from normcheck.implementations.jax import OWN_DTYPE
 from normcheck.implementations.targets import Pasted
 from normcheck.implementations.torch import ADAPTER as TORCH
 from normcheck.norms import BatchNorm, GroupNorm, L2Norm, LayerNorm, Norm, RMSNorm
@@ -183,32 +184,13 @@ def _added(parts: Sequence[Any]) -> Any:
 ADAPTER = Keras()
 
 
-@dataclass(frozen=True)
-class Compiled:
-    """A function compiled by the backend, as ``model.fit`` compiles it."""
-
-    function: Callable[..., Any]
-
-    def __call__(self, *passed: Any) -> Any:
-        """Compile it for these arguments and call it."""
-        if backend() == "jax":
-            return Jitted(self.function)(*passed)
-        import tensorflow as tf
-
-        tensors = [value for value in passed if isinstance(value, tf.Tensor)]
-
-        def traced(*arrays: Any) -> Any:
-            given = iter(arrays)
-            return self.function(*(next(given) if isinstance(value, tf.Tensor) else value for value in passed))
-
-        return tf.function(traced, jit_compile=True)(*tensors)
-
-
 def layer_normalization(x: Any, weight: Any, bias: Any, eps: float) -> Any:
     """``keras.layers.LayerNormalization``."""
     import keras
 
-    layer = keras.layers.LayerNormalization(epsilon=eps, dtype=keras.backend.standardize_dtype(x.dtype))
+    dtype, own = (keras.backend.standardize_dtype(array.dtype) for array in (x, weight))
+    policy = f"mixed_{dtype}" if own != dtype != "float32" else dtype
+    layer = keras.layers.LayerNormalization(epsilon=eps, dtype=policy)
     layer.build(tuple(x.shape))
     return layer.stateless_call([weight, bias], [], x)[0]
 
@@ -217,7 +199,9 @@ def rms_scaling(x: Any, weight: Any, eps: float) -> Any:
     """``keras.layers.LayerNormalization`` with ``rms_scaling=True``."""
     import keras
 
-    layer = keras.layers.LayerNormalization(epsilon=eps, rms_scaling=True, dtype=keras.backend.standardize_dtype(x.dtype))
+    dtype, own = (keras.backend.standardize_dtype(array.dtype) for array in (x, weight))
+    policy = f"mixed_{dtype}" if own != dtype != "float32" else dtype
+    layer = keras.layers.LayerNormalization(epsilon=eps, rms_scaling=True, dtype=policy)
     layer.build(tuple(x.shape))
     return layer.stateless_call([weight], [], x)[0]
 
@@ -226,7 +210,9 @@ def rms_normalization(x: Any, weight: Any, eps: float) -> Any:
     """``keras.layers.RMSNormalization``."""
     import keras
 
-    layer = keras.layers.RMSNormalization(epsilon=eps, dtype=keras.backend.standardize_dtype(x.dtype))
+    dtype, own = (keras.backend.standardize_dtype(array.dtype) for array in (x, weight))
+    policy = f"mixed_{dtype}" if own != dtype != "float32" else dtype
+    layer = keras.layers.RMSNormalization(epsilon=eps, dtype=policy)
     layer.build(tuple(x.shape))
     return layer.stateless_call([weight], [], x)[0]
 
@@ -235,17 +221,19 @@ def group_normalization(x: Any, num_groups: int, weight: Any, bias: Any, eps: fl
     """``keras.layers.GroupNormalization``."""
     import keras
 
-    layer = keras.layers.GroupNormalization(num_groups, epsilon=eps, dtype=keras.backend.standardize_dtype(x.dtype))
+    dtype, own = (keras.backend.standardize_dtype(array.dtype) for array in (x, weight))
+    policy = f"mixed_{dtype}" if own != dtype != "float32" else dtype
+    layer = keras.layers.GroupNormalization(num_groups, epsilon=eps, dtype=policy)
     layer.build(tuple(x.shape))
     return layer.stateless_call([weight, bias], [], x)[0]
 
 
 def batch_normalization(x: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bool, momentum: float, eps: float) -> Any:
-    """``keras.layers.BatchNormalization``; mixed precision where parameters and statistics have another dtype than x."""
+    """``keras.layers.BatchNormalization``."""
     import keras
 
     dtype, own = (keras.backend.standardize_dtype(array.dtype) for array in (x, weight))
-    policy = dtype if dtype == own else f"mixed_{dtype}"
+    policy = f"mixed_{dtype}" if own != dtype != "float32" else dtype
     layer = keras.layers.BatchNormalization(momentum=momentum, epsilon=eps, dtype=policy)
     layer.build(tuple(x.shape))
     y, (mean, var) = layer.stateless_call([weight, bias], [mean, var], x, training=training)
@@ -282,14 +270,10 @@ def builtins() -> Iterator[Implementation]:
 def _row(
     name: str, function: str, norm: Norm, arguments: tuple[Any, ...], marks: Sequence[str] = (), **options: Any
 ) -> Implementation:
-    call = Pasted(f"{__name__}:{function}")
-    compiled = {"compiled": Compiled(call)} if backend() in ("tensorflow", "jax") else {}
-    made = Implementation(
-        call,
-        norm,
-        name=f"keras.layers.{name}[{', '.join([backend(), *marks])}]",
-        framework="keras",
-        arguments=arguments,
-        **{"dtypes": FLOATS, "devices": ("cpu", "cuda"), "channel_axis": -1, "validates": False, "variants": compiled, **options},
-    )
-    return replace(made, grad=None) if backend() == "numpy" else made
+    call, label = Pasted(f"{__name__}:{function}"), ", ".join([backend(), *marks])
+    given = {"dtypes": FLOATS, "devices": ("cpu", "cuda"), "channel_axis": -1, "validates": False, **options}
+    if backend() == "numpy":
+        given["grad"] = None
+    static = backend() == "jax"
+    named = f"keras.layers.{name}[{label}]"
+    return Implementation(call, norm, name=named, framework="keras", arguments=arguments, static=static, **given)
