@@ -17,7 +17,7 @@ from normcheck.implementations.targets import describe
 
 _PACKAGE = str(Path(__file__).resolve().parents[1])
 
-_LIBRARIES = {"torch", "numpy", "jax", "jaxlib", "onnx", "onnxruntime", "importlib", "contextlib.py"}
+_LIBRARIES = {"torch", "numpy", "jax", "jaxlib", "onnx", "onnxruntime", "tinygrad", "importlib", "contextlib.py"}
 
 Around = Callable[[Callable[..., Any], list[Any]], Any]
 """Makes a call: takes the function and its arguments, returns what it returned."""

@@ -253,6 +253,6 @@ def target_of(function: Any) -> str:
 def _imports(lines: Sequence[str]) -> list[str]:
     """What the lines use, in the order in which import lines are sorted."""
     text = "\n".join(lines)
-    spelled = {"np": "numpy as np", "jnp": "jax.numpy as jnp"}
-    names = ("base64", "runpy", "zlib", "jax", "jnp", "keras", "ml_dtypes", "np", "torch")
+    spelled = {"np": "numpy as np", "jnp": "jax.numpy as jnp", "mx": "mlx.core as mx"}
+    names = ("base64", "runpy", "zlib", "jax", "jnp", "keras", "ml_dtypes", "mx", "np", "paddle", "tinygrad", "torch")
     return [f"import {spelled.get(name, name)}" for name in names if re.search(rf"\b{name}\.", text)]
