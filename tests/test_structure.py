@@ -23,8 +23,10 @@ FLOORS = (
     ("checks",),
     ("engine", "audit", "born", "ledger", "models", "zoo", "history", "merging", "identify", "power", "depth"),
     ("reporters",),
-    ("recipes", "variation", "hunt", "flags", "options", "topics", "console", "judging", "commands", "past", "strategies", "testing")
-    + ("pytest_plugin", "cli"),
+    (
+        *("recipes", "variation", "hunt", "flags", "options", "topics", "console", "judging", "commands", "past"),
+        *("strategies", "testing", "pytest_plugin", "cli"),
+    ),
     ("__main__",),
 )
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
