@@ -63,7 +63,7 @@ def test_version_is_said_once(wheel: zipfile.ZipFile) -> None:
 def test_extras_are_the_agreed_ones() -> None:
     """Each optional group of packages has its extra, and ``all`` holds every other one."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
-    frameworks = {"torch", "jax", "keras", "onnx", "openvino", "transformers"}
+    frameworks = {"torch", "jax", "keras", "mlx", "onnx", "openvino", "paddle", "tinygrad", "transformers", "triton"}
     assert set(extras) == frameworks | {"plots", "exact", "fast", "dask", "test", "all"}
     assert set(re.findall(r"[\w-]+", extras["all"][0])) - {"normcheck"} == set(extras) - {"all"}
 
