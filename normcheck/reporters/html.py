@@ -14,7 +14,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup, escape
 
-from normcheck.reporters import markdown, summary, text
+from normcheck.reporters import summary, text
 from normcheck.reporters.summary import Finding, Judged
 from normcheck.results import Outcome, Result
 
@@ -51,7 +51,9 @@ def render(audit: Judged) -> str:
         shown=(Outcome.WARNED, Outcome.XFAILED, Outcome.PASSED, Outcome.SKIPPED),
         sections=sections,
         skips=summary.skips(audit),
-        facts=list(markdown.facts(audit.born)),
+        facts=list(summary.facts(audit.born)),
+        paths=summary.paths(audit),
+        alike=audit.born.get("alike", {}),
         command=audit.born.get("command", ""),
         choices=_choices(audit),
         names=names,
@@ -194,6 +196,6 @@ def _template() -> jinja2.Template:
         autoescape=True,
         finalize=_harmless,
     )
-    environment.filters |= {"number": text.number, "count": summary.number, "listing": _listing}
+    environment.filters |= {"number": text.number, "count": summary.number, "listing": _listing, "some": summary.some}
     environment.globals |= {"indices": _indices, "difference": summary.difference}
     return environment.get_template("report.html.jinja")

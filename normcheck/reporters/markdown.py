@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 import urllib.parse
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import jinja2
 
@@ -64,32 +63,15 @@ def render(audit: Judged, shown: Sequence[Plot] = (), note: str = "") -> str:
         skips=_skips(audit),
         paths=_paths(audit),
         command=audit.born.get("command", ""),
-        born=text.table(("fact", "value"), ([text.escaped(k), text.cell(v)] for k, v in facts(_own(audit.born)))),
+        born=text.table(("fact", "value"), ([text.escaped(k), text.cell(v)] for k, v in summary.facts(audit.born))),
     )
     return re.sub(r"\n{3,}", "\n\n", page).strip() + "\n"
-
-
-def _own(born: Mapping[str, Any]) -> dict[str, Any]:
-    """What is told of an audit nowhere else."""
-    return {name: value for name, value in born.items() if name != "alike"}
 
 
 def _paths(audit: Judged) -> str:
     found = summary.paths(audit)
     rows = [(text.cell(ran), text.escaped(device), ", ".join(map(text.cell, names))) for (ran, device), names in found.items()]
     return text.table(("operators", "device", "implementations"), rows) if rows else ""
-
-
-def facts(born: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Where an audit was born as pairs of words, nested ones under their joined names."""
-    for name, value in born.items():
-        label = f"{prefix}{name}".replace("_", " ")
-        if isinstance(value, Mapping):
-            yield from facts(value, f"{label} ")
-        elif isinstance(value, list | tuple):
-            yield label, " ".join(map(str, value))
-        elif str(value):
-            yield label, str(value)
 
 
 def _grades(audit: Judged) -> str:
@@ -112,7 +94,7 @@ def _overview(letter: str, found: Sequence[Finding]) -> str:
 
 
 def _line(finding: Finding) -> tuple[str, ...]:
-    names = _some(list(map(text.cell, finding.implementations)))
+    names = summary.some(list(map(text.cell, finding.implementations)), MOST)
     what = (text.escaped(finding.check), names, text.escaped(" ".join(finding.dtypes)), text.escaped(" ".join(finding.layouts)))
     return (*what, str(len(finding.results)), text.number(finding.worst.ratio))
 
@@ -155,13 +137,8 @@ def _skips(audit: Judged) -> str:
 
 
 def _skip(skip: summary.Skip) -> tuple[str, ...]:
-    checks, implementations = map(text.escaped, skip.checks), map(text.cell, skip.implementations)
-    return (text.escaped(skip.reason), str(skip.count), _some(list(checks)), _some(list(implementations)))
-
-
-def _some(names: Sequence[str]) -> str:
-    """The first names, and how many more there are."""
-    return ", ".join(names[:MOST]) + (f" and {len(names) - MOST} more" if len(names) > MOST else "")
+    checks, implementations = list(map(text.escaped, skip.checks)), list(map(text.cell, skip.implementations))
+    return text.escaped(skip.reason), str(skip.count), summary.some(checks, MOST), summary.some(implementations, MOST)
 
 
 def _difference(witness: Witness) -> str:

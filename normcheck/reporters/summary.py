@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -14,6 +14,7 @@ from normcheck.results import Outcome, Result, Witness
 K = TypeVar("K")
 T = TypeVar("T")
 
+NAMED = 12  # of a list of facts
 GRADES = {
     "A+": "within the bound of one strict summation tree, ceil(log2 D) additions deep",
     "A": "within the bound of a summation tree 32 additions deeper, as a vectorized kernel has it",
@@ -180,6 +181,28 @@ def skips(audit: Judged) -> tuple[Skip, ...]:
         for reason, results in groups.items()
     )
     return tuple(sorted(found, key=lambda skip: -skip.count))
+
+
+def facts(born: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Where an audit was born as pairs of words, nested ones under their joined names, without what is told elsewhere."""
+    for name, value in born.items():
+        label = f"{prefix}{name}".replace("_", " ")
+        if name == "alike":
+            continue
+        if isinstance(value, Mapping):
+            yield from facts(value, f"{label} ")
+        elif isinstance(value, list | tuple) and value and all(isinstance(part, Mapping) for part in value):
+            for place, part in enumerate(value, 1):
+                yield from facts(part, f"{label} {place} ")
+        elif isinstance(value, list | tuple):
+            yield label, some([str(one) for one in value], NAMED, " ")
+        elif str(value):
+            yield label, str(value)
+
+
+def some(names: Sequence[str], most: int, between: str = ", ") -> str:
+    """The first names, and how many more there are."""
+    return between.join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def paths(audit: Judged) -> Mapping[tuple[str, str], tuple[str, ...]]:
