@@ -1,4 +1,4 @@
-"""PaddlePaddle: the adapter, and its norms, which have no kernels for 16 bit on the CPU. eps is a float32 attribute."""
+"""PaddlePaddle: the adapter, and its norms, which have no kernels for 16 bit on the CPU. eps and momentum are float32 attributes."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import importlib.util
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
+
+import numpy as np
 
 from normcheck.contract import Contract
 from normcheck.formats import Array
@@ -173,6 +175,8 @@ def batch_norm(x: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bo
 
 
 _CONTRACT = Contract(eps_dtype="float32")
+# as a float32 attribute holds it
+_MOMENTUM = float(np.float32(0.9))
 # momentum is the old statistic's share, and the running variance is the biased one
 _MOVING = Contract(eps_dtype="float32", momentum_convention="keras", running_ddof=0)
 _RUNNING = ("x", "weight", "bias", "running_mean", "running_var", "training", "momentum", "eps")
@@ -180,17 +184,18 @@ _RUNNING = ("x", "weight", "bias", "running_mean", "running_var", "training", "m
 
 def builtins() -> Iterator[Implementation]:
     """The norms that have kernels for the CPU."""
-    # it refuses an eps beyond 0.001, so eps is not varied
-    yield _row("layer_norm", LayerNorm(eps=1e-5), ("x", "weight", "bias", "normalized_shape", 1e-5))
-    yield _row("group_norm", GroupNorm(4), ("x", "num_groups", "weight", "bias", "eps"), ranks=(3, 4, 5))
+    # it refuses an eps beyond 0.001, so that eps is not varied
+    yield _row("layer_norm", LayerNorm(eps=1e-5), ("x", "weight", "bias", "normalized_shape", 1e-5), ranks=(2, 3, 4, 5))
+    grouped = ("x", "num_groups", "weight", "bias", "eps")
+    yield _row("group_norm", GroupNorm(4), grouped, ranks=(3, 4, 5), contract=Contract())
     yield _row("instance_norm", InstanceNorm(), ("x", "weight", "bias", "eps"), ranks=(3, 4, 5))
     for mode, training in (("train", True), ("eval", False)):
         own: dict[str, Any] = {"training": training, "widths": range(2, 2**62) if training else None, "ranks": (2, 3, 4, 5)}
-        norm = BatchNorm(momentum=0.9)
+        norm = BatchNorm(momentum=_MOMENTUM)
         yield _row("batch_norm", norm, _RUNNING, f"[{mode}]", contract=_MOVING, mutates=_RUNNING[3:5], **own)
 
 
-def _row(function: str, norm: Norm, arguments: tuple[str, ...], mark: str = "", **options: Any) -> Implementation:
+def _row(function: str, norm: Norm, arguments: tuple[Any, ...], mark: str = "", **options: Any) -> Implementation:
     return Implementation(
         Pasted(f"{__name__}:{function}"),
         norm,

@@ -23,9 +23,9 @@ class RegistrationError(ValueError):
 
 @functools.cache
 def frameworks() -> dict[str, Framework]:
-    """The adapters by name: every file of this package that has an ``ADAPTER``."""
-    adapters = (getattr(module, "ADAPTER", None) for module in _modules())
-    return {adapter.name: adapter for adapter in adapters if adapter is not None}
+    """The adapters by name: every file of this package that has an ``ADAPTER``, or several in ``ADAPTERS``."""
+    found = ((getattr(module, "ADAPTER", None), *getattr(module, "ADAPTERS", ())) for module in _modules())
+    return {adapter.name: adapter for adapters in found for adapter in adapters if adapter is not None}
 
 
 def require(implementation: Implementation, device: str = "cpu") -> Framework:
