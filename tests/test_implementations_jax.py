@@ -190,3 +190,12 @@ def test_a_row_of_rms_norm_takes_its_weight() -> None:
     found = [one for one in ROWS if isinstance(one.norm, RMSNorm)]
     assert len(found) >= 1
     assert all(one.takes("weight") and not one.takes("bias") for one in found)
+
+
+def test_what_was_compiled_is_let_go() -> None:
+    """A function that was compiled is compiled anew once the adapter has forgotten it, so that a long audit does not fill up."""
+    compiled = jax.jit(lambda x: x + 1)
+    compiled(jnp.ones(3))
+    assert compiled._cache_size() == 1
+    ADAPTER.forget()  # type: ignore[attr-defined]
+    assert compiled._cache_size() == 0

@@ -141,11 +141,12 @@ def plan(
 
 def settle(context: Context) -> None:
     """Make this process ready for a context: pin threads, and forget the certified values of another norm or dtype."""
+    framework = frameworks()[context.implementation.framework]
     shared = (str(context.norm), context.dtype)
     if shared != _LAST.get("shared"):
         forget()
+        getattr(framework, "forget", int)()  # of an adapter whose framework keeps what it has compiled
         _LAST["shared"] = shared
-    framework = frameworks()[context.implementation.framework]
     if framework.available() is None:
         framework.pin_threads(THREADS)
 

@@ -59,6 +59,12 @@ class Jax:
             os.environ["XLA_FLAGS"] = " ".join([*flags, *[_ONE_THREAD] * (count == 1)])
         self._threads = count
 
+    def forget(self) -> None:
+        """Let go of what was compiled for other shapes and norms, which would fill the memory in a long audit."""
+        jax = sys.modules.get("jax")
+        if jax is not None:
+            jax.clear_caches()
+
     def threads(self) -> int:
         """The number that was asked for, else that of the cores."""
         return self._threads or os.cpu_count() or 1
