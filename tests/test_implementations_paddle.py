@@ -115,6 +115,11 @@ def test_an_operation_without_a_second_derivative_says_so() -> None:
         backward_twice(ROWS["paddle.nn.functional.layer_norm"], GIVEN, DY, {"x": X})
 
 
+def test_the_distribution_is_named_as_pip_knows_it() -> None:
+    """So that audits record its version, and the ledger knows it."""
+    assert {one.requires for one in ROWS.values()} == {"paddlepaddle"}
+
+
 def test_threads_are_set() -> None:
     """The number that is pinned is PaddlePaddle's own."""
     before = ADAPTER.threads()

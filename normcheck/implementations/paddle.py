@@ -1,4 +1,4 @@
-"""PaddlePaddle: the adapter, and its norms, which have no kernels for 16 bit on the CPU. eps and momentum are float32 attributes."""
+"""PaddlePaddle: the adapter, and its norms, of which the CPU has no kernels for 16 bit. eps and momentum are held in float32."""
 
 from __future__ import annotations
 
@@ -202,5 +202,6 @@ def _row(function: str, norm: Norm, arguments: tuple[Any, ...], mark: str = "", 
         name=f"paddle.nn.functional.{function}{mark}",
         framework="paddle",
         arguments=arguments,
+        requires="paddlepaddle",
         **{"contract": _CONTRACT, "dtypes": FLOATS, "validates": False, **options},
     )
