@@ -26,7 +26,7 @@ def test_what_is_left_out_is_named_with_its_line_and_the_reason(adapter, monkeyp
     monkeypatch.setattr(gpu, "_DRIVER", tmp_path / "none")
     (said,) = left_out(adapter.name)
     assert said.startswith(f"{adapter.name} is not installed; pip install ")
-    assert said.endswith("on a machine with a CUDA GPU, without which it has no kernels")
+    assert said.endswith("on a machine with a CUDA GPU, for which these kernels are written")
     with pytest.raises(MissingPackageError, match=f"{adapter.name} is not installed"):
         implementations(adapter.name)
 

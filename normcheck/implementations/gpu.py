@@ -40,7 +40,7 @@ class Gpu(Torch):
         """None, or the line that installs the package, and what it needs."""
         if _DRIVER.exists() and all(map(importlib.util.find_spec, ("torch", self._module))):
             return None
-        return f"{self._line}, on a machine with a CUDA GPU, without which it has no kernels"
+        return f"{self._line}, on a machine with a CUDA GPU, for which these kernels are written"
 
     def version(self) -> str:
         """The package's version."""
