@@ -17,6 +17,6 @@ for dtype, mean in (("float32", 1e4), ("float64", 1e9)):
     c -= c.mean(1, keepdims=True)
     due = (c / np.sqrt((c * c).mean(1, keepdims=True) + 1e-5)).reshape(x.shape)
     error = np.abs(y - due).max()
-    print(f"{dtype}, mean {mean:g}: largest error={error}, but should be far below the outputs, of up to {np.abs(due).max():.2f}")
+    print(f"{dtype}, mean {mean:g}: error={error}, but should be far below outputs of up to {np.abs(due).max():.2f}")
     shown |= bool(not error < 0.1)
 sys.exit(shown)
