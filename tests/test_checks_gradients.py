@@ -153,7 +153,7 @@ def test_second_derivatives_refused_for_some_parameters_only_fail() -> None:
 @pytest.mark.parametrize(
     ("grad", "check", "reason"),
     [
-        (None, "input-gradient", "grad=None: gradients of mine are not judged"),
+        (None, "input-gradient", "grad=None: gradients of mine are not judged; grad='autograd' (--autograd) asks for them"),
         ("autograd", "input-gradient", "numpy does not differentiate: give grad=backward"),
         (lambda inputs, grads: {}, "double-backward", "the backward pass is a function"),
     ],

@@ -96,3 +96,11 @@ def test_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         exec(block, names)  # noqa: S102 (our own document)
         assert names["audit"].passed
     assert (tmp_path / "report.md").exists()
+
+
+def test_adapters_are_found_as_those_of_outsiders_are() -> None:
+    """Every file of adapters with norms of its own is an entry point of the group that other packages use."""
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["normcheck.implementations"]
+    files = (ROOT / "normcheck" / "implementations").glob("*.py")
+    have = {file.stem for file in files if re.search(r"^def builtins\(", file.read_text(), re.MULTILINE)}
+    assert declared == {name: f"normcheck.implementations.{name}:builtins" for name in have}

@@ -432,6 +432,11 @@ def test_random_order_changes_no_outcome(project: pytest.Pytester) -> None:
         project.runpytest_subprocess(*arguments, "-p", "randomly", f"--randomly-seed={seed}").assert_outcomes(passed=9, failed=3)
 
 
+def _listening_to_interrupts() -> None:
+    """A job in the background of a shell ignores Ctrl-C, and so would its children."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["one process", "xdist"])
 def test_an_interrupted_session_leaves_its_report(project: pytest.Pytester, workers: tuple[str, ...]) -> None:
     """After Ctrl-C the report holds what was judged until then, and says that it is no more."""
@@ -453,7 +458,8 @@ def test_an_interrupted_session_leaves_its_report(project: pytest.Pytester, work
         """
     )
     command = [sys.executable, "-m", "pytest", *QUIET, *workers, "--normcheck-report", "report"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    with subprocess.Popen(command, preexec_fn=_listening_to_interrupts, **pipes) as process:
         deadline = time.monotonic() + 60
         while not (Path("slow").exists() and Path("sound-output-form-float32").exists()) and time.monotonic() < deadline:
             time.sleep(0.05)

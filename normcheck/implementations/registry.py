@@ -126,10 +126,14 @@ def _registered() -> tuple[Implementation, ...]:
 
 
 def _sources() -> Iterator[tuple[str, Callable[[], Any]]]:
-    for module in _modules():
-        if hasattr(module, "builtins"):
-            yield module.__name__, module.builtins
-    for point in entry_points(group=GROUP):
+    """The entry points, our own first; the files of this package themselves where it is run from a checkout."""
+    points = entry_points(group=GROUP)
+    own = [point for point in points if point.value.startswith(f"{__package__}.")]
+    if not own:
+        for module in _modules():
+            if hasattr(module, "builtins"):
+                yield module.__name__, module.builtins
+    for point in (*own, *(point for point in points if point not in own)):
         yield _place(point), point.load
 
 
