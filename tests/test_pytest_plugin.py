@@ -318,6 +318,9 @@ def test_entries_of_a_table_have_settings_of_their_own(project: pytest.Pytester)
         (('"norms:with_another_eps"', "{name = 'x'}"), "target=None"),
         (("eps = 1e-6", 'contract = "once"'), "contract='once', but should be a table"),
         (("eps = 1e-6", "eps = "), "cannot be read"),
+        (("eps = 1e-6", 'widths = "a"'), "widths='a', but should list row widths"),
+        (("eps = 1e-6", "widths = [0]"), "widths=[[]0[]], but should list row widths"),
+        (("eps = 1e-6", 'strict = "yes"'), "strict='yes', but should be true or false"),
     ],
 )
 def test_tables_that_cannot_be_used_are_refused(project: pytest.Pytester, change: tuple[str, str], message: str) -> None:

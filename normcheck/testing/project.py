@@ -56,6 +56,7 @@ def read(path: Path) -> Tasks:
     if table is None:
         raise ProjectError("has no table [tool.normcheck], which names the implementations that --normcheck judges")
     shared = _spelled(table, ("implementations", *RUN, *_claims()), "[tool.normcheck]")
+    _typed(shared)
     run = {key: shared.pop(key) for key in RUN if key in shared and key != "dtypes"}
     targets = shared.pop("implementations", ())
     if not isinstance(targets, list) or not targets:
@@ -69,12 +70,22 @@ def read(path: Path) -> Tasks:
         raise ProjectError(" ".join(str(error).split())) from None
 
 
+def _typed(table: Mapping[str, Any]) -> None:
+    """Refuse what would be taken for something else further on."""
+    if not isinstance(table.get("strict", True), bool):
+        raise ProjectError(f"strict={table['strict']!r}, but should be true or false")
+    widths = table.get("widths", [])
+    if not isinstance(widths, list) or not all(isinstance(width, int) and width > 0 for width in widths):
+        raise ProjectError(f"widths={widths!r}, but should list row widths, such as [64, 4096]")
+
+
 def _own(target: Any) -> dict[str, Any]:
     """The entry of one implementation as a table."""
     table = {"target": target} if isinstance(target, str) else target
     if not isinstance(table, Mapping):
         raise ProjectError(f"implementations has {target!r}, but should list targets or tables with a target")
     own = _spelled(table, ("target", "name", "dtypes", "devices", *_claims()), "an entry of implementations")
+    _typed(own)
     if not isinstance(own.get("target"), str):
         raise ProjectError(f"an entry of implementations has target={own.get('target')!r}, but should have 'module:callable'")
     return own
