@@ -133,19 +133,24 @@ def check(target: str, output: Path | None, fail_on_warning: bool, strict_ledger
 def merge(output: Path, sources: Sequence[Path], fail_on_warning: bool, strict_ledger: bool, keep: Path | None) -> None:
     """Join audits, IN, each a file or a report folder, to one in the folder OUT.
 
-    They are the shards of one plan, or were made in different environments; where each was born is kept.
+    They are the shards of one plan, or were made in different environments; where each was born is kept. Where a shard is
+    missing, or one was broken off, that is told, and the exit code is 3.
     """
     from normcheck import history
-    from normcheck.merging import MergeError
+    from normcheck.merging import MergeError, repeated
     from normcheck.merging import merge as joined
 
+    audits = {str(source): read(source) for source in sources}
     try:
-        whole = joined({str(source): read(source) for source in sources})
+        whole = joined(audits)
     except MergeError as error:
         raise OptionError(str(error)) from None
+    if len(set(sources)) < len(sources) or repeated(audits):
+        click.echo(repeated(audits) or "An audit was given several times; it counts once.", err=True)
     if keep is not None:
         history.keep(whole, keep)
-    finish(whole, False, output, fail_on_warning=fail_on_warning, strict_ledger=strict_ledger)
+    lacking = whole.born.get("interrupted", "")
+    finish(whole, False, output, fail_on_warning=fail_on_warning, strict_ledger=strict_ledger, lacking=lacking)
 
 
 def _end(done: Audit | None, interrupted: bool, given: Mapping[str, Any]) -> None:

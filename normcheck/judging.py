@@ -24,7 +24,7 @@ Exit codes:
   0    all as expected; warnings and known upstream faults included
   1    failures, or something broke, crashed or ran out of time; with --fail-on new only what the baseline has not
   2    wrong usage
-  3    the audit itself could not run, or nothing could be judged
+  3    the audit itself could not run, nothing could be judged, or a shard of what is merged is missing
   130  interrupted; what was measured until then is written
 """
 
@@ -176,6 +176,7 @@ def finish(
     fail_on_warning: bool = False,
     strict_ledger: bool = False,
     known: Callable[[Audit], bool] | None = None,
+    lacking: str = "",
 ) -> None:
     """Show and write the audit, and exit with the code that it deserves.
 
@@ -183,6 +184,7 @@ def finish(
     ----------
     output : folder of the report, or None
     known : tells whether the baseline has all that is bad, in which case it does not count; None without one
+    lacking : what keeps the audit from being whole; exit code 3
 
     Raises
     ------
@@ -207,6 +209,9 @@ def finish(
     counted |= {Outcome.XPASSED} if strict_ledger else set()
     if outcomes <= {Outcome.SKIPPED}:
         click.echo("Nothing was judged: no check applies to what was chosen.", err=True)
+        raise click.exceptions.Exit(3)
+    if lacking:
+        click.echo(f"The audit is not whole: {lacking}.", err=True)
         raise click.exceptions.Exit(3)
     passed = audit.passed if known is None else known(audit)
     raise click.exceptions.Exit(0 if passed and not outcomes & counted else 1)

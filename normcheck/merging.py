@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,7 +14,7 @@ from normcheck.engine.units import Key
 from normcheck.results import Outcome, Result
 
 # what tells the shards of one plan from each other, and the runs of one environment
-_OWN = {"utc", "shard", "command", "dirty", "interrupted", "implementations", "alike", "parts"}
+_OWN = {"utc", "shard", "command", "dirty", "interrupted", "implementations", "alike", "parts", "versions"}
 
 
 class MergeError(ValueError):
@@ -51,6 +52,22 @@ def merge(audits: Mapping[str, Audit]) -> Audit:
     return Audit(tuple(result for key in _ordered(joined) for result in joined[key]), _born(audits, home))
 
 
+def repeated(audits: Mapping[str, Audit]) -> str:
+    """One line about the tasks that were judged in several of the audits, or ``""``.
+
+    Parameters
+    ----------
+    audits : as `merge` takes them
+    """
+    judged = {name: {key for key, r in _by_task(audit.results).items() if not _skipped(r)} for name, audit in audits.items()}
+    count = Counter(key for keys in judged.values() for key in keys)
+    twice = {key for key, times in count.items() if times > 1}
+    if not twice:
+        return ""
+    what = "1 task was" if len(twice) == 1 else f"{len(twice)} tasks were"
+    return f"{what} judged in several audits, with the same results: {', '.join(n for n, keys in judged.items() if keys & twice)}"
+
+
 def _by_task(results: Iterable[Result]) -> dict[Key, list[Result]]:
     tasks: dict[Key, list[Result]] = {}
     for result in results:
@@ -63,8 +80,9 @@ def _agrees(one: Sequence[Result], other: Sequence[Result]) -> bool:
 
 
 def _timeless(result: Result) -> str:
-    # numbers that are not equal to themselves are compared by their names
-    return repr(replace(result, seconds=0.0))
+    # numbers that are not equal to themselves are compared by their names; whether a fault counts as mended the whole decides
+    plain = _unmarked(result)
+    return repr(replace(plain, seconds=0.0))
 
 
 def _skipped(results: Iterable[Result]) -> bool:
@@ -85,7 +103,8 @@ def _relabelled(audits: Mapping[str, Audit], tasks: dict[Key, list[Result]], hom
         if "shard" not in born:
             continue
         flat = [_unmarked(result) for key in keys for result in tasks[key]]
-        labelled = ledger.apply(flat, profile=born["profile"], versions=born["versions"])
+        versions = _versions(audits[name].born for name in names)
+        labelled = ledger.apply(flat, profile=born["profile"], versions=versions)
         done.update(_by_task(labelled))
     return done
 
@@ -96,16 +115,28 @@ def _unmarked(result: Result) -> Result:
 
 def _environments(audits: Mapping[str, Audit]) -> list[list[str]]:
     """The names of the audits, those together that differ in nothing but their share of the plan."""
-    groups: list[tuple[dict[str, Any], list[str]]] = []
-    for name, audit in audits.items():
-        facts = {key: value for key, value in audit.born.items() if key not in _OWN} | {"whole": "shard" not in audit.born}
-        for known, names in groups:
-            if known == facts:
-                names.append(name)
-                break
+    return [[name for name, _ in group] for group in _together((name, audit.born) for name, audit in audits.items())]
+
+
+def _together(births: Iterable[tuple[str, Mapping[str, Any]]]) -> list[list[tuple[str, Mapping[str, Any]]]]:
+    groups: list[list[tuple[str, Mapping[str, Any]]]] = []
+    for name, born in births:
+        alike = (
+            group for group in groups if ("shard" in group[0][1]) == ("shard" in born) and all(_alike(b, born) for _, b in group)
+        )
+        group = next(alike, None)
+        if group is None:
+            groups.append([(name, born)])
         else:
-            groups.append((facts, [name]))
-    return [names for _, names in groups]
+            group.append((name, born))
+    return groups
+
+
+def _alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two were born in one environment: a shard knows the versions only of what it has judged."""
+    facts, others = ({key: value for key, value in born.items() if key not in _OWN} for born in (one, other))
+    here, there = one.get("versions", {}), other.get("versions", {})
+    return facts == others and all(here[name] == there[name] for name in here.keys() & there.keys())
 
 
 def _born(audits: Mapping[str, Audit], home: Mapping[Key, str]) -> dict[str, Any]:
@@ -115,7 +146,7 @@ def _born(audits: Mapping[str, Audit], home: Mapping[Key, str]) -> dict[str, Any
         parts += audit.born.get("parts") or [{**audit.born, "implementations": sorted(judged)}]
     common = {key: value for key, value in parts[0].items() if all(part.get(key) == value for part in parts)}
     alike = {name: others for audit in audits.values() for name, others in audit.born.get("alike", {}).items()}
-    broken = [text for text in (*(audit.born.get("interrupted") for audit in audits.values()), _lacking(audits)) if text]
+    broken = [text for text in (*(part.get("interrupted") for part in parts), _lacking(audits)) if text]
     return {
         "utc": min((str(part.get("utc", "")) for part in parts), default=""),
         **{key: value for key, value in common.items() if key not in _OWN},
@@ -146,11 +177,20 @@ def _command(parts: Iterable[Mapping[str, Any]]) -> str:
 
 def _lacking(audits: Mapping[str, Audit]) -> str:
     """Which shards are missing, or ``""``."""
+    births = [(name, part) for name, audit in audits.items() for part in audit.born.get("parts") or [audit.born]]
     missing = []
-    for names in _environments(audits):
-        shards = {str(audits[name].born["shard"]) for name in names if "shard" in audits[name].born}
-        for count in sorted({shard.partition("/")[2] for shard in shards}):
-            missing += [f"{i}/{count}" for i in range(1, int(count) + 1) if f"{i}/{count}" not in shards]
+    for group in _together((name, part) for name, part in births if "shard" in part):
+        shards = {str(part["shard"]) for _, part in group}
+        if not _whole(audits, {name for name, _ in group}, group[0][1]):
+            for count in sorted({shard.partition("/")[2] for shard in shards}):
+                missing += [f"{i}/{count}" for i in range(1, int(count) + 1) if f"{i}/{count}" not in shards]
     if not missing:
         return ""
     return f"shard {missing[0]} is missing" if len(missing) == 1 else f"shards {', '.join(missing)} are missing"
+
+
+def _whole(audits: Mapping[str, Audit], names: set[str], born: Mapping[str, Any]) -> bool:
+    """Whether an audit that is no shard, of the same environment, has all that these shards have."""
+    tasks = {key for name in names for key in _by_task(audits[name].results)}
+    others = (audit for name, audit in audits.items() if name not in names and "shard" not in audit.born)
+    return any(tasks and _alike(audit.born, born) and tasks <= _by_task(audit.results).keys() for audit in others)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -162,3 +163,55 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert wrong.exit_code == 2
     assert "b float32 cpu accuracy: the results in other.json and in b.json differ" in wrong.output
     assert CliRunner().invoke(cli.main, ["merge", "out", "a", "."]).exit_code == 2
+
+
+def shards(*numbers: int, of: int = 2, **facts: Any) -> dict[str, nc.Audit]:
+    """Invented shards of one plan, each with one implementation."""
+    return {f"{i}.json": nc.Audit((result(implementation=f"lib.{i}"),), born(shard=f"{i}/{of}", **facts)) for i in numbers}
+
+
+def test_an_empty_shard_is_there() -> None:
+    """A shard that had nothing to judge knows fewer versions than the others, and counts as present whichever comes first."""
+    full = nc.Audit((result(),), born(shard="1/2", versions={"numpy": "2", "torch": "2.13"}))
+    empty = nc.Audit((), born(shard="2/2"))
+    for audits in ({"full": full, "empty": empty}, {"empty": empty, "full": full}):
+        joined = merge(audits)
+        assert "interrupted" not in joined.born
+        assert joined.born["versions"] == {"numpy": "2", "torch": "2.13"}
+    elsewhere = nc.Audit((), born(shard="2/2", versions={"numpy": "1"}))
+    assert merge({"full": full, "elsewhere": elsewhere}).born["interrupted"] == "shards 2/2, 1/2 are missing"
+
+
+def test_merged_parts_are_whole_together() -> None:
+    """Shards that were merged in two steps are not missing."""
+    first = merge(shards(1, 2, of=4))
+    assert first.born["interrupted"] == "shards 3/4, 4/4 are missing"
+    assert "interrupted" not in merge({"first": first, **shards(3, 4, of=4)}).born
+
+
+def test_a_missing_shard_is_no_success(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Merging what is not whole exits with 3 and the reason, and writes what there is."""
+    monkeypatch.chdir(tmp_path)
+    for name, audit in shards(1, 3, of=3).items():
+        audit.write(name)
+    shown = CliRunner().invoke(cli.main, ["merge", "out", "1.json", "3.json"])
+    assert shown.exit_code == 3, shown.output
+    assert "The audit is not whole: shard 2/3 is missing." in shown.output
+    assert len(nc.Audit.read("out/audit.json").results) == 2
+
+
+def test_what_was_judged_twice_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same shard twice, or a shard beside the whole, is one line; the whole lacks no shard."""
+    monkeypatch.chdir(tmp_path)
+    for name, audit in shards(1, 2).items():
+        audit.write(name)
+    nc.Audit(tuple(r for audit in shards(1, 2).values() for r in audit.results), born()).write("whole.json")
+    shutil.copy("1.json", "again.json")
+    twice = CliRunner().invoke(cli.main, ["merge", "out", "1.json", "2.json", "again.json"])
+    assert twice.exit_code == 0, twice.output
+    assert "1 task was judged in several audits, with the same results: 1.json, again.json\n" in twice.output
+    beside = CliRunner().invoke(cli.main, ["merge", "out", "1.json", "whole.json"])
+    assert beside.exit_code == 0, beside.output
+    assert "1 task was judged in several audits, with the same results: 1.json, whole.json\n" in beside.output
+    same = CliRunner().invoke(cli.main, ["merge", "out", "whole.json", "whole.json"])
+    assert "An audit was given several times; it counts once.\n" in same.output
