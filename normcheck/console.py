@@ -35,10 +35,12 @@ def progress() -> Iterator[Callable[[int, int, str], None]]:
     """A progress bar, as the function that moves it."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+    from normcheck.reporters.text import plain
+
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
     with Progress(*columns, console=console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=None)
-        yield lambda done, total, label: bar.update(task, completed=done, total=total, description=label)
+        yield lambda done, total, label: bar.update(task, completed=done, total=total, description=plain(label))
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
@@ -47,9 +49,11 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]
     from rich.table import Table
     from rich.text import Text
 
+    from normcheck.reporters.text import listing
+
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for i, column in enumerate(columns):
         table.add_column(column, overflow="fold", no_wrap=i == 0)
     for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
+        table.add_row(*(Text(listing(cell)) for cell in row))
     console().print(table)

@@ -322,6 +322,13 @@ def test_the_results_that_the_norm_has_are_named(norm, options, message):
         call(numpy_implementation(lambda *_: result, norm, **options), Inputs(X))
 
 
+def test_a_lone_surrogate_is_escaped():
+    """What an exception says can be written into any file, and so can its traceback."""
+    with pytest.raises(CallError, match=r"^ValueError: bad \\ud800 ") as caught:
+        call(numpy_implementation(raising(ValueError("bad \ud800"))), Inputs(X))
+    assert "bad \\ud800" in caught.value.traceback
+
+
 def test_keyboard_interrupt_passes_through():
     """Ctrl-C ends the audit, not only the call."""
     with pytest.raises(KeyboardInterrupt):

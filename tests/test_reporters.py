@@ -184,6 +184,20 @@ def test_hostile_names_break_no_markdown(audit: Any) -> None:
         assert len({line.count("|") for line in lines}) == 1, lines
 
 
+@pytest.mark.parametrize("suffix", [".md", ".html", ".json", ".xml", ".svg"])
+def test_a_lone_surrogate_breaks_no_report(audit: Any, tmp_path: Path, suffix: str) -> None:
+    """Text of user code that UTF-8 cannot hold is written with its lone surrogates escaped, and shown so."""
+    odd = {"implementation": "n\ud800", "message": "said \ud800", "norm": "n\ud800", "regime": "r\ud800", "dtype": "d\ud800"}
+    results = tuple(
+        dataclasses.replace(r, **odd, witness=r.witness and dataclasses.replace(r.witness, snippet="x\ud800"))
+        for r in audit.results
+    )
+    changed = dataclasses.replace(audit, results=results, grades={("n\ud800", "d\ud800"): "F"}, born={"command": "c\ud800"})
+    written = reporters.write(changed, tmp_path / f"report{suffix}").read_text(encoding="utf-8")
+    assert "ud800" in written or suffix == ".svg"
+    assert "said \\ud800" in _shown(changed)
+
+
 def test_hostile_names_reach_the_terminal_as_text(audit: Any) -> None:
     """The terminal shows markup and control characters from user code as plain text."""
     shown = _shown(_hostile(audit))

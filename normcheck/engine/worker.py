@@ -20,6 +20,7 @@ import numpy as np
 from normcheck.checks import Check, Context, checks, run_check
 from normcheck.engine.units import settle
 from normcheck.implementations import Implementation, implementations
+from normcheck.implementations.calls import place
 from normcheck.implementations.targets import describe
 from normcheck.results import Outcome, Result
 
@@ -116,7 +117,7 @@ def _judged(context: Context, check: str) -> Found:
     try:
         results = run_check(_checks()[check], context)
     except BaseException as error:  # noqa: BLE001 - Ctrl-C does not reach this process: it is the code that raised
-        results = [context.result(check, Outcome.BROKEN, f"call raised {describe(error)}")]
+        results = [context.result(check, Outcome.BROKEN, f"call raised {describe(error)}{place(error)}")]
     replaced = _replaced()
     if replaced:
         text = f"{replaced} was replaced by the call, but should be left as it is"

@@ -13,7 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 from normcheck.formats import Array
 from normcheck.implementations.base import ARRAYS, CallError, Framework, Implementation, Inputs, Output
 from normcheck.implementations.registry import require
-from normcheck.implementations.targets import describe
+from normcheck.implementations.targets import describe, encodable
 
 _PACKAGE = str(Path(__file__).resolve().parents[1])
 
@@ -71,7 +71,7 @@ def user_code(framework: Framework, inputs: Inputs) -> Iterator[None]:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # noqa: BLE001 - user code may raise anything, SystemExit included
-        raise CallError(f"{describe(error)}{_place(error)}", _traceback(error)) from None
+        raise CallError(f"{describe(error)}{place(error)}", _traceback(error)) from None
 
 
 @dataclass(frozen=True, eq=False)
@@ -207,7 +207,7 @@ def results(implementation: Implementation, returned: Any) -> dict[str, Any]:
     raise TypeError(f"returned {got}, but should return {wanted}")
 
 
-def _place(error: BaseException) -> str:
+def place(error: BaseException) -> str:
     """File and line of the innermost frame that is the user's own, neither normcheck's nor a framework's; or ``""``."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith((_PACKAGE, "<"))]
     own = [frame for frame in frames if not _LIBRARIES & set(Path(frame.filename).parts)]
@@ -222,4 +222,4 @@ def _traceback(error: BaseException) -> str:
         if part is not None:
             part.stack[:] = [frame for frame in part.stack if not frame.filename.startswith(_PACKAGE)]
             seen += [part.__cause__, part.__context__]
-    return "".join(report.format())
+    return encodable("".join(report.format()))

@@ -121,10 +121,15 @@ def _line(error: BaseException) -> str:
 
 
 def describe(error: BaseException) -> str:
-    """``TypeName: text`` in one line of at most 300 characters."""
+    """``TypeName: text`` in one line of at most 300 characters, which any file can hold: a lone surrogate is escaped."""
     try:
         said = str(error)
     except Exception:  # noqa: BLE001 - an exception of the user's own class may not even print
         said = "its text cannot be made"
-    text = " ".join(f"{type(error).__name__}: {said}".split()).removesuffix(":")
+    text = encodable(" ".join(f"{type(error).__name__}: {said}".split()).removesuffix(":"))
     return text if len(text) <= 300 else f"{text[:297]}..."
+
+
+def encodable(text: str) -> str:
+    """The text as UTF-8 can hold it: a lone surrogate becomes its escape sequence."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")

@@ -17,7 +17,7 @@ _LETTER, _PAD = 6.6, 8.0  # width of a letter and of the margins, in pixels
 
 def write(audit: Judged, path: Path) -> None:
     """Write the badge."""
-    path.write_text(render(audit), encoding="utf-8")
+    path.write_text(render(audit), encoding="utf-8", errors="backslashreplace")
 
 
 def render(audit: Judged) -> str:

@@ -27,7 +27,7 @@ _INFINITE = 1e308  # stands for an error that JSON cannot hold
 
 def write(audit: Judged, path: Path) -> None:
     """Write the report."""
-    path.write_text(render(audit), encoding="utf-8")
+    path.write_text(render(audit), encoding="utf-8", errors="backslashreplace")
 
 
 def render(audit: Judged) -> str:

@@ -18,7 +18,7 @@ _ERRORS = (Outcome.BROKEN, Outcome.CRASHED, Outcome.TIMEOUT)
 
 def write(audit: Judged, path: Path) -> None:
     """Write the report."""
-    path.write_text(render(audit), encoding="utf-8")
+    path.write_text(render(audit), encoding="utf-8", errors="backslashreplace")
 
 
 def render(audit: Judged) -> str:

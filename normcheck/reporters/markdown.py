@@ -37,7 +37,7 @@ def write(audit: Judged, path: Path) -> None:
     for drawing, file in zip(drawings, files, strict=True):
         file.write_bytes(drawing.png)
     shown = [Plot(drawing.title, drawing.caption, file.name) for drawing, file in zip(drawings, files, strict=True)]
-    path.write_text(render(audit, shown, plots.missing() if not shown else ""), encoding="utf-8")
+    path.write_text(render(audit, shown, plots.missing() if not shown else ""), encoding="utf-8", errors="backslashreplace")
 
 
 def render(audit: Judged, shown: Sequence[Plot] = (), note: str = "") -> str:

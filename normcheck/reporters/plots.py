@@ -84,8 +84,8 @@ def _ulp_by_regime(audit: Judged) -> Drawing | None:
             cmap="cividis_r",
             aspect="auto",
         )
-        axes.set_title(dtype, fontsize=9)
-        axes.set_xticks(range(len(regimes)), regimes, rotation=90, fontsize=7)
+        axes.set_title(_label(dtype), fontsize=9, parse_math=False)
+        axes.set_xticks(range(len(regimes)), map(_label, regimes), rotation=90, fontsize=7, parse_math=False)
         axes.set_yticks(range(len(names)), map(_label, names), fontsize=7, parse_math=False)
         axes.tick_params(length=0)
         _write_values(axes, table)
@@ -218,7 +218,8 @@ def _points(axes: Any, curve: Curve, dtype: str) -> None:
     colour, marker, size = MARKS.get(dtype, OTHER_MARK)
     xs, ys = _drawable(curve[:: max(1, len(curve) // POINTS)])
     if xs:
-        axes.plot(xs, ys, marker, color=colour, markersize=size, markerfacecolor="none", markeredgewidth=0.9, label=dtype)
+        shape = {"markersize": size, "markerfacecolor": "none", "markeredgewidth": 0.9}
+        axes.plot(xs, ys, marker, color=colour, label=_label(dtype), **shape)
 
 
 def _line(axes: Any, curve: Curve, style: Any, label: str, colour: str = "#888888") -> None:

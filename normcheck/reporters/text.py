@@ -12,8 +12,8 @@ _SPECIAL = re.compile(r"[\\`*{}\[\]<>#|~$!&@]|(?<![^\W_])_|_(?![^\W_])")  # an u
 
 
 def plain(text: object) -> str:
-    """One line without control characters or marks that turn the direction of writing."""
-    return " ".join(_CONTROL.sub(" ", str(text)).split())
+    """One line without control characters or marks that turn the direction of writing; a lone surrogate is escaped."""
+    return " ".join(_CONTROL.sub(" ", _encodable(str(text))).split())
 
 
 def escaped(text: object) -> str:
@@ -37,8 +37,12 @@ def cell(text: object) -> str:
 
 
 def listing(text: str) -> str:
-    """Lines of code without control characters or marks that turn the direction of writing."""
-    return _CONTROL_IN_BLOCK.sub("", text.replace("\r\n", "\n")).strip("\n")
+    """Lines of code without control characters or marks that turn the direction of writing; a lone surrogate is escaped."""
+    return _CONTROL_IN_BLOCK.sub("", _encodable(text).replace("\r\n", "\n")).strip("\n")
+
+
+def _encodable(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def block(text: str, language: str = "python") -> str:
