@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
 
 from normcheck.checks import Context, checks, run_check
 from normcheck.faults import faults, sound
-from normcheck.implementations import implementations
+from normcheck.implementations import Implementation, frameworks, implementations
+from normcheck.norms import BatchNorm
 from normcheck.results import Outcome
 
 pytest.importorskip("torch")
@@ -61,6 +64,47 @@ def test_sound_norms_pass(name: str, dtype: str) -> None:
     bad = [(r.check, r.message) for r in results if r.outcome not in (Outcome.PASSED, Outcome.SKIPPED)]
     assert {check for check, _ in bad} <= {"recomputed-update"}, bad
     assert "running-update" in {r.check for r in results if r.outcome is Outcome.PASSED}
+
+
+def _in_place(ddof: int = 1, training: bool = True, evaluation: bool = False, weight: bool = False):
+    """A BatchNorm of numpy that returns y alone and writes its statistics, in the modes that are said."""
+
+    def batch_norm(x, w, b, mean, var, train, momentum):
+        rows = np.moveaxis(x, 1, -1).reshape(-1, x.shape[1]).astype(np.float64)
+        m, v = (rows.mean(0), rows.var(0)) if train else (mean.astype(np.float64), var.astype(np.float64))
+        y = (rows - m) / np.sqrt(v + 1e-5) * w + b
+        if training if train else evaluation:
+            mean[...] = (1 - momentum) * mean + momentum * rows.mean(0)
+            var[...] = (1 - momentum) * var + momentum * rows.var(0, ddof=ddof)
+        if weight:
+            w[...] = 0
+        return np.moveaxis(y.reshape(*x.shape[:1], *x.shape[2:], -1), -1, 1).astype(x.dtype)
+
+    return Context(Implementation(batch_norm, BatchNorm(), name="mine", framework="numpy", grad=None), "float32", profile="quick")
+
+
+IN_PLACE = (
+    ({"ddof": 0}, "running-update", "what the variance with ddof=0 gives"),
+    ({"training": False}, "running-update", "what no update gives"),
+    ({"evaluation": True}, "running-steps", "after evaluation, but should still be"),
+    ({"weight": True}, "inputs-unchanged", r"weight\[0\]=.* after the call, but should be"),
+)
+
+
+@pytest.mark.parametrize(("wrong", "check", "message"), IN_PLACE)
+def test_statistics_that_are_written_in_place_are_judged(wrong: dict[str, Any], check: str, message: str) -> None:
+    """A function that returns y alone is judged by what it left in the arrays that it was given, undeclared as it is."""
+    results = run_check(checks()[check], _in_place(**wrong))
+    assert any(re.search(message, result.message) for result in results if result.outcome is Outcome.FAILED), results
+    assert {result.outcome for result in run_check(checks()[check], _in_place())} == {Outcome.PASSED}
+
+
+def test_statistics_of_immutable_arrays_cannot_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where arrays are immutable, a function that returns y alone has no new statistics: they are not judged."""
+    monkeypatch.setattr(frameworks()["numpy"], "immutable", True, raising=False)
+    results = run_check(checks()["running-update"], _in_place(training=False))
+    assert {r.message for r in results} == {"running statistics are neither returned nor written"}
+    assert {name for name, adapter in frameworks().items() if getattr(adapter, "immutable", False)} == {"jax", "keras", "numpy"}
 
 
 def _torch(name: str) -> Context:

@@ -63,7 +63,7 @@ class Inputs:
 class Output:
     """What one call returned: float64 values in the shape that came back, and the dtype that they came in.
 
-    ``running_mean`` and ``running_var`` are None where the call neither returned them nor is known to write them; ``mean`` and
+    ``running_mean`` and ``running_var`` are None where the call neither returned nor wrote them; ``mean`` and
     ``rstd``, the statistics that are kept for the backward pass, where ``returns`` does not name them. ``dtypes`` holds the
     dtypes of all that is not None, by name.
     """
@@ -123,7 +123,7 @@ class Implementation:
     residual : the code adds a residual before it normalizes
     make : ``make(norm, *, shape, dtype, device)`` returns a call for that norm and that shape of x; settings can then be varied
     module : as ``make``, but returns a stateful module with attributes weight, bias, running_mean, running_var
-    mutates : arguments that the code may write; running statistics among them are read back after the call
+    mutates : arguments beside the running statistics that the code may write, such as a residual
     widths, ranks : the row widths and the ranks of x that the code can take; None for any
     training : for norms with running statistics: the mode that is judged
     weight_dtype : of parameters and running statistics, where it is not x's

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
+
 from normcheck.formats import Array
 from normcheck.implementations.base import ARRAYS, CallError, Framework, Implementation, Inputs, Output
 from normcheck.implementations.registry import require
@@ -82,12 +84,14 @@ class Observation:
     ----------
     output : what came back
     after : values of the arrays that were passed, by name, read after the call
+    returned : names of what came back, y among them
     shared : names of those in whose memory y lies
     reread : reads y again, as later calls have left it
     """
 
     output: Output
     after: Mapping[str, Array]
+    returned: tuple[str, ...]
     shared: tuple[str, ...]
     reread: Callable[[], Array]
 
@@ -95,24 +99,26 @@ class Observation:
 def observe(implementation: Implementation, inputs: Inputs) -> Observation:
     """As `call`, and look at the memory of what was passed and of what came back. Raises what `call` raises."""
     framework = require(implementation, inputs.device)
-    output, values, y = _called(implementation, framework, inputs)
+    output, values, parts = _called(implementation, framework, inputs)
+    y = parts["y"]
     given = {name: values[name] for name in ARRAYS if values[name] is not None}
     after = {name: framework.to_values(native)[0] for name, native in given.items()}
     shared = tuple(name for name, native in given.items() if framework.shares_memory(y, native))
-    return Observation(output, after, shared, lambda: framework.to_values(y)[0])
+    return Observation(output, after, tuple(parts), shared, lambda: framework.to_values(y)[0])
 
 
 def _called(
     implementation: Implementation, framework: Framework, inputs: Inputs, around: Around | None = None
-) -> tuple[Output, dict[str, Any], Any]:
-    """What came back, the native arrays that were passed, and the native y."""
+) -> tuple[Output, dict[str, Any], dict[str, Any]]:
+    """What came back, the native arrays that were passed, and the native results by name."""
     values = native_values(implementation, framework, inputs)
     with user_code(framework, inputs):
         function = callee(implementation, framework, inputs, values)
         passed = arguments(implementation, inputs, values)
         returned = function(*passed) if around is None else around(function, passed)
-        output = _output(implementation, framework, returned, _left(implementation, function, values))
-        return output, values, results(implementation, returned)["y"]
+        parts = results(implementation, returned)
+        output = _output(implementation, framework, inputs, parts, _left(implementation, function, values))
+        return output, values, parts
 
 
 def arguments(implementation: Implementation, inputs: Inputs, values: dict[str, Any]) -> list[Any]:
@@ -181,16 +187,31 @@ def state(implementation: Implementation, values: dict[str, Any]) -> dict[str, A
     return {name: values[name] for name in names if values[name] is not None and name not in implementation.passes}
 
 
-def _output(implementation: Implementation, framework: Framework, returned: Any, values: dict[str, Any]) -> Output:
-    parts = results(implementation, returned)
-    y, dtype = framework.to_values(parts.pop("y"))
+def _output(
+    implementation: Implementation, framework: Framework, inputs: Inputs, returned: Mapping[str, Any], values: dict[str, Any]
+) -> Output:
+    y, dtype = framework.to_values(returned["y"])
+    parts = {name: part for name, part in returned.items() if name != "y"}
     for name in ("running_mean", "running_var"):
-        written = implementation.module is not None or name in implementation.mutates
-        if name not in parts and written and values[name] is not None:
-            parts[name] = values[name]
+        native = values[name]
+        if name not in parts and native is not None and _written(implementation, framework, inputs, name, native):
+            parts[name] = native
     rest = {name: framework.to_values(part) for name, part in parts.items() if part is not None}
     dtypes = {"y": dtype} | {name: found for name, (_, found) in rest.items()}
     return Output(y, dtype, **{name: array for name, (array, _) in rest.items()}, dtypes=dtypes)
+
+
+def _written(implementation: Implementation, framework: Framework, inputs: Inputs, name: str, native: Any) -> bool:
+    """Whether a statistic that was not returned counts as written: a module's, declared, changed, or due in training.
+
+    Training has to where the code is given a momentum and could write.
+    """
+    if implementation.module is not None or name in implementation.mutates:
+        return True
+    updates = "momentum" in implementation.passes and not getattr(framework, "immutable", False)
+    if updates and inputs.training and implementation.training is not False:
+        return True
+    return not np.array_equal(framework.to_values(native)[0], getattr(inputs, name), equal_nan=True)
 
 
 def results(implementation: Implementation, returned: Any) -> dict[str, Any]:

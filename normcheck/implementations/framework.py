@@ -10,7 +10,10 @@ from normcheck.formats import Array
 
 
 class Framework(Protocol):
-    """An adapter: how one framework holds arrays. One file each; nothing is imported before it is asked for."""
+    """An adapter: how one framework holds arrays. One file each; nothing is imported before it is asked for.
+
+    One whose arrays cannot be written into says so by an attribute ``immutable`` that is True.
+    """
 
     name: str
 

@@ -30,6 +30,7 @@ class Jax:
     """The adapter. Arrays are immutable and have no strides; float64 is switched on for the calls that take it."""
 
     name = "jax"
+    immutable = True
 
     def __init__(self) -> None:
         self._threads = 0

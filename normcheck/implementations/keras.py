@@ -50,6 +50,7 @@ class Keras:
     """The adapter. Arrays are the backend's."""
 
     name = "keras"
+    immutable = True
 
     def available(self) -> str | None:
         """None, or the line that installs Keras and its backend."""

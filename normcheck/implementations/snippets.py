@@ -106,7 +106,8 @@ class Script:
         if returns and name in returns:
             return f"returned[{returns.index(name)}]"
         if name in _RUNNING and name not in self.implementation.mutates:
-            return f"returned[{1 + _RUNNING.index(name)}]"
+            several = "len(returned) > 2" if self.implementation.residual else "isinstance(returned, tuple)"
+            return f"(returned[{1 + _RUNNING.index(name)}] if {several} else {name})"
         return "returned[-1]" if name == "new_residual" else name
 
     def element(
