@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from normcheck.implementations import Implementation
 
 PLANNED = ("profile", "checks", "dtypes", "devices", "seed")
+OF_MODEL = ("model", "profile", "checks", "seed", "output", "fail_on_warning", "strict_ledger")
 
 
 _FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
@@ -77,6 +78,7 @@ def audit(ctx: click.Context, /, **options: Any) -> None:
 
     Results are kept in the folder as they come: an audit that was broken off is gone on with by --resume.
     """
+    _refuse_unused(ctx, options)
     given = _stored(ctx, options) if options["resumed"] is not None else options
     planned = checked({key: given[key] for key in PLANNED})
     if given["model"]:
@@ -169,6 +171,19 @@ def _end(done: Audit | None, interrupted: bool, given: Mapping[str, Any]) -> Non
     finish(done, interrupted, given["output"], **counted, known=known)
 
 
+def _refuse_unused(ctx: click.Context, options: Mapping[str, Any]) -> None:
+    """Refuse what would be ignored: a fail-on without a baseline, and beside a model what is not asked of its layers."""
+    if options["fail_on"] == "new" and options["baseline"] is None:
+        raise OptionError("--fail-on new without --baseline, but should be given what is not new")
+    if not options["model"]:
+        return
+    for option in ctx.command.params:
+        typed = ctx.get_parameter_source(str(option.name)) is click.core.ParameterSource.COMMANDLINE
+        if typed and option.name not in OF_MODEL:
+            reason = "but a model has its own" if option.name in ("dtypes", "devices") else "which does not go with it"
+            raise OptionError(f"{option.opts[0]} with --model, {reason}")
+
+
 def _with_the_rest(audit: Audit, found: Sequence[Implementation], given: Mapping[str, Any]) -> Audit:
     """The audit, with what adapters found and do not judge as skipped results, and for which code each implementation stands."""
     from normcheck.implementations import unjudged
@@ -188,9 +203,6 @@ def _judge_model(given: Mapping[str, Any], planned: Mapping[str, Any]) -> None:
     from normcheck import models
     from normcheck.implementations import TargetError
 
-    for name in ("dtypes", "devices"):
-        if planned[name]:
-            raise OptionError(f"--{name[:-1]} with --model, but a model has its own")
     try:
         with progress() as moved:
             own = {key: planned[key] for key in ("profile", "checks", "seed")}

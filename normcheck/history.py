@@ -58,10 +58,15 @@ class Comparison:
     ----------
     notes : how their births differ, one line each, so that unlike things are not taken for like ones
     changes : by kind, in the order of `KINDS`
+    common : how many cases were judged in both
+    gone, added : the tasks that were judged only in the old one, and only in the new one
     """
 
     notes: tuple[str, ...]
     changes: tuple[Change, ...]
+    common: int = 0
+    gone: tuple[Task, ...] = ()
+    added: tuple[Task, ...] = ()
 
     @property
     def worse(self) -> bool:
@@ -81,7 +86,11 @@ def compare(old: Audit, new: Audit) -> Comparison:
     if old.born.get("seed") == new.born.get("seed"):
         changes += [*_errors(before, now), *_bits(before, now)]
     kinds = list(KINDS)
-    return Comparison(tuple(_notes(old.born, new.born)), tuple(sorted(changes, key=lambda change: kinds.index(change.kind))))
+    changes.sort(key=lambda change: kinds.index(change.kind))
+    common = sum(_judged(result) and _judged(now.get(case)) for case, result in before.items())
+    then, since = (_tasks(filter(_judged, audit.results)) for audit in (old, new))
+    gone, added = (tuple(task for task in one if task not in other) for one, other in ((then, since), (since, then)))
+    return Comparison(tuple(_notes(old.born, new.born)), tuple(changes), common, gone, added)
 
 
 @dataclass(frozen=True)
@@ -170,6 +179,10 @@ def _cases(audit: Audit) -> dict[Case, Result]:
         count[case] = count.get(case, 0) + 1
         found[*case, count[case]] = r
     return found
+
+
+def _judged(result: Result | None) -> bool:
+    return result is not None and result.outcome is not Outcome.SKIPPED
 
 
 def _tasks(results: Iterable[Result]) -> dict[Task, list[Result]]:

@@ -24,7 +24,8 @@ Exit codes:
   0    all as expected; warnings and known upstream faults included
   1    failures, or something broke, crashed or ran out of time; with --fail-on new only what the baseline has not
   2    wrong usage
-  3    the audit itself could not run, nothing could be judged, or a shard of what is merged is missing
+  3    the audit itself could not run, nothing could be judged, nothing is in common with what it is held
+       against, or a shard of what is merged is missing
   130  interrupted; what was measured until then is written
 """
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from normcheck.history import Comparison, Trend
 
 COLUMNS = ("what", "implementation", "dtype", "check", "then and now")
+SHOWN = 4  # tasks that are named of those that only one audit has
 _AUDIT = click.Path(exists=True, path_type=Path)
 
 
@@ -28,7 +29,7 @@ _AUDIT = click.Path(exists=True, path_type=Path)
 def compare(old: Path, new: Path, plain: bool) -> None:
     """Say what changed from the audit OLD to the audit NEW, each a file or a report folder.
 
-    Exits with 1 if something fails in NEW that does not in OLD, else with 0.
+    Exits with 1 if something fails in NEW that does not in OLD, with 3 if nothing was judged in both, else with 0.
     """
     from dataclasses import asdict
 
@@ -39,7 +40,7 @@ def compare(old: Path, new: Path, plain: bool) -> None:
         click.echo(json.dumps(asdict(found), indent=1))
     else:
         tell(found)
-    raise click.exceptions.Exit(1 if found.worse else 0)
+    raise click.exceptions.Exit(1 if found.worse else 0 if found.common else 3)
 
 
 @click.command()
@@ -77,14 +78,21 @@ def history(folder: Path, names: Sequence[str], every: bool, plots: Path | None)
 def tell(found: Comparison) -> None:
     """Print a comparison."""
     from normcheck.history import KINDS
+    from normcheck.reporters.text import plain
 
     for note in found.notes:
-        click.echo(f"Not alike: {note}")
-    rows = [(KINDS[one.kind], one.implementation, one.dtype, one.check, one.text) for one in found.changes]
+        click.echo(f"Not alike: {plain(note)}")
+    for where, tasks in (("old", found.gone), ("new", found.added)):
+        if tasks:
+            more = f", and {len(tasks) - SHOWN} more" if len(tasks) > SHOWN else ""
+            click.echo(f"Judged only in the {where}: {plain('; '.join(map(' '.join, tasks[:SHOWN])))}{more}")
+    rows = [tuple(map(plain, (KINDS[one.kind], one.implementation, one.dtype, one.check, one.text))) for one in found.changes]
     counts = {what: sum(one.kind == kind for one in found.changes) for kind, what in KINDS.items()}
     if rows:
         print_table("Changes", COLUMNS, rows)
-    click.echo(", ".join(f"{what}: {count}" for what, count in counts.items() if count) or "Nothing has changed.")
+    usual = "Nothing else has changed." if found.gone or found.added else "Nothing has changed."
+    usual = usual if found.common else "Nothing in common was judged."
+    click.echo(", ".join([f"{what}: {count}" for what, count in counts.items() if count] or [usual]))
 
 
 def against(baseline: Path, only_new: bool) -> Callable[[Audit], bool] | None:
@@ -93,7 +101,8 @@ def against(baseline: Path, only_new: bool) -> Callable[[Audit], bool] | None:
     Parameters
     ----------
     baseline : the stored audit
-    only_new : whether what fails in the baseline as well does not count
+    only_new : whether what fails in the baseline as well does not count; then a baseline that has nothing in common with the
+        audit exits with 3
     """
     from normcheck.history import compare as compared
 
@@ -102,18 +111,22 @@ def against(baseline: Path, only_new: bool) -> Callable[[Audit], bool] | None:
     def known(audit: Audit) -> bool:
         found = compared(old, audit)
         tell(found)
+        if only_new and not found.worse and not found.common:
+            raise click.exceptions.Exit(3)
         return not found.worse if only_new else audit.passed
 
     return known
 
 
 def _rows(found: Sequence[Trend]) -> list[tuple[str, str, str, str]]:
+    from normcheck.reporters.text import plain
+
     return [
         (
-            one.implementation,
-            one.dtype,
-            one.check,
-            "\n".join(one.events) or f"{one.points[-1].outcome} in {len(one.points)} audits",
+            plain(one.implementation),
+            plain(one.dtype),
+            plain(one.check),
+            "\n".join(map(plain, one.events)) or f"{one.points[-1].outcome} in {len(one.points)} audits",
         )
         for one in found
     ]

@@ -69,7 +69,7 @@ def test_like_audits_have_not_changed() -> None:
     """Times, messages, and errors that the rounding of the output can move are no change."""
     one = audit(result(ulp=1.0, seconds=1.0), FAILS)
     two = audit(result(ulp=1.0 + NOISE, seconds=9.0), replace(FAILS, message="y=3, but should be 2"), utc="2027-01-01")
-    assert compare(one, two) == Comparison((), ())
+    assert compare(one, two) == Comparison((), (), common=2)
 
 
 def test_the_same_case_elsewhere_is_another() -> None:
@@ -192,6 +192,38 @@ def test_compare_prints_and_exits(folder: Path) -> None:
     assert run("compare", "past/1.json", "past/1.json").output.strip() == "Nothing has changed."
     assert run("compare", "past/1.json", "past/1.json").exit_code == 0
     assert json.loads(run("compare", "past/1.json", "past/2.json", "--json").output)["changes"][0]["kind"] == "failure"
+
+
+def test_audits_with_nothing_in_common(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no case was judged in both, that is said instead of that nothing has changed, and it is no success."""
+    audit(result(implementation="other"), result(Outcome.SKIPPED, dtype="float16")).write("other.json")
+    audit(result(), *(result(check=f"c{i}") for i in range(6))).write("more.json")
+    audit(result()).write("one.json")
+    shown = run("compare", "one.json", "other.json")
+    assert shown.exit_code == 3
+    assert shown.output.splitlines() == [
+        "Judged only in the old: lib.norm float32 accuracy",
+        "Judged only in the new: other float32 accuracy",
+        "Nothing in common was judged.",
+    ]
+    wider = run("compare", "one.json", "more.json")
+    assert wider.exit_code == 0
+    assert "lib.norm float32 c3, and 2 more\nNothing else has changed." in wider.output
+    monkeypatch.setitem(vars(nc), "audit", lambda *given, **more: audit(result()))
+    beside = judged("--baseline", "other.json", "--fail-on", "new")
+    assert beside.exit_code == 3
+    assert beside.output.splitlines()[-1] == "Nothing in common was judged."
+
+
+def test_names_reach_the_terminal_as_text(folder: Path) -> None:
+    """Line breaks, control characters and lone surrogates in stored names are flattened."""
+    odd = {"implementation": "a\n\x1b[31mb\ud800", "shape": (1, 1)}
+    audit(result(**odd)).write("odd/1.json")
+    audit(result(**odd, ulp=9.0), versions={"lib": "2\x1b[0m"}).write("odd/2.json")
+    for shown in (run("compare", "odd/1.json", "odd/2.json"), run("history", "odd")):
+        assert shown.exit_code == 0, shown.output
+        assert "\x1b" not in shown.output
+        assert "a [31mb\\ud800" in shown.output
 
 
 def test_history_prints_what_changed(folder: Path) -> None:
