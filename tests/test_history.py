@@ -250,6 +250,18 @@ def test_history_draws(folder: Path) -> None:
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in (folder / "drawn").iterdir())
 
 
+@pytest.mark.filterwarnings("error")
+def test_history_draws_any_name(folder: Path) -> None:
+    """Letters that the font lacks, lone surrogates, formulas and line breaks in names are drawn without a warning."""
+    pytest.importorskip("matplotlib")
+    named = {"implementation": "\u6b63\u898f\ud800 $x_{$\n", "dtype": "\u6b63"}
+    audit(result(**named)).write("odd/$x_{$\u6b63.json")
+    audit(result(**named, ulp=3.0, bits="bb")).write("odd/b.json")
+    shown = run("history", "odd", "--plots", "drawn")
+    assert shown.exit_code == 0, shown.output
+    assert [path.read_bytes()[:4] for path in (folder / "drawn").iterdir()] == [b"\x89PNG"]
+
+
 def judged(*more: str) -> Any:
     """A short audit by the command line."""
     few = ("--implementation", "textbook.rms_norm", "--profile", "quick", "--dtype", "float32", "--check", "accuracy")

@@ -93,7 +93,7 @@ def _ulp_by_regime(audit: Judged) -> Drawing | None:
     caption = (
         "Worst error over all shapes, in ulp of the output's dtype. Correct rounding gives at most 0.5. White: not measured."
     )
-    return Drawing("ulp-by-regime", "Error in ulp by regime", caption, _png(figure))
+    return Drawing("ulp-by-regime", "Error in ulp by regime", caption, png(figure))
 
 
 def _colour(ulp: float | None) -> float:
@@ -192,7 +192,7 @@ def _panels(names: Sequence[str], panel: Callable[[Any, str], None], xlabel: str
     figure.supxlabel(xlabel, fontsize=9)
     figure.supylabel(ylabel, fontsize=9)
     _legend(figure, grid[: len(names)], 3 * columns)
-    return _png(figure)
+    return png(figure)
 
 
 def _legend(figure: Any, grid: Iterable[Any], columns: int) -> None:
@@ -204,7 +204,8 @@ def _legend(figure: Any, grid: Iterable[Any], columns: int) -> None:
         figure.legend(entries.values(), entries.keys(), loc="outside upper center", ncols=columns, fontsize=8, frameon=False)
 
 
-def _png(figure: Any) -> bytes:
+def png(figure: Any) -> bytes:
+    """A figure as a PNG file; letters that the font lacks are boxes, and nobody is warned of them."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     buffer = io.BytesIO()

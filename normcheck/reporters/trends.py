@@ -7,9 +7,10 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
-from normcheck.reporters.plots import MARKS, OTHER_MARK, missing
+from normcheck.reporters.plots import MARKS, OTHER_MARK, missing, png
+from normcheck.reporters.text import plain
 
 
 class Point(Protocol):
@@ -66,24 +67,34 @@ def draw(trends: Iterable[Trend], folder: Path) -> tuple[Path, ...]:
 
 
 def _picture(name: str, of_dtype: Mapping[str, Trend], folder: Path) -> Path:
+    from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7.0, 3.5), layout="constrained")
+    path = folder / f"{re.sub(r'[^A-Za-z0-9._-]+', '-', name).strip('-.')}.png"
+    with rc_context({"text.parse_math": False}):  # names are no formulas
+        figure = Figure(figsize=(7.0, 3.5), dpi=120, layout="constrained")
+        _lines(figure, name, of_dtype)
+        path.write_bytes(png(figure))
+    return path
+
+
+def _lines(figure: Any, name: str, of_dtype: Mapping[str, Trend]) -> None:
     axes = figure.add_subplot()
     for dtype, trend in of_dtype.items():
         colour, mark, _ = MARKS.get(dtype, OTHER_MARK)
         points = [point for point in trend.points if point.ulp is not None]
-        axes.plot([p.audit for p in points], _ulps(points), color=colour, marker=mark, markersize=4, label=dtype)
+        axes.plot(_names(points), _ulps(points), color=colour, marker=mark, markersize=4, label=plain(dtype))
         changed = [p for before, p in itertools.pairwise(points) if p.bits != before.bits]
-        axes.plot([p.audit for p in changed], _ulps(changed), "o", color=colour, markersize=10, fillstyle="none")
+        axes.plot(_names(changed), _ulps(changed), "o", color=colour, markersize=10, fillstyle="none")
     axes.set_yscale("log")
     axes.set_ylabel("largest error, ulp")
-    axes.set_title(name, fontsize=9, parse_math=False)
+    axes.set_title(plain(name), fontsize=9)
     axes.tick_params(axis="x", rotation=30, labelsize=7)
     axes.legend(fontsize=7)
-    path = folder / f"{re.sub(r'[^A-Za-z0-9._-]+', '-', name).strip('-.')}.png"
-    figure.savefig(path, dpi=120)
-    return path
+
+
+def _names(points: Iterable[Point]) -> list[str]:
+    return [plain(point.audit) for point in points]
 
 
 def _ulps(points: Iterable[Point]) -> list[float]:
