@@ -58,7 +58,7 @@ def batch_norm(x: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bo
 
 _AFFINE = ("x", "weight", "bias", "eps")
 _RUNNING = ("x", "weight", "bias", "running_mean", "running_var", "training", "momentum", "eps")
-_MERGED = replace(OWN_DTYPE, momentum_convention="keras", running_ddof=0)
+_MERGED = replace(OWN_DTYPE, output="promote", momentum_convention="keras", running_ddof=0)
 
 
 def builtins() -> Iterator[Implementation]:

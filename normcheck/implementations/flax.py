@@ -125,7 +125,8 @@ _AFFINE = ("x", "weight", "bias", "eps")
 _GROUPED = ("x", "num_groups", "weight", "bias", "eps")
 _RUNNING = ("x", "weight", "bias", "running_mean", "running_var", "training", "momentum", "eps")
 _MERGED: dict[str, Any] = {"momentum_convention": "keras", "running_ddof": 0}
-_FLAX: dict[str, Any] = {"requires": "flax", "channel_axis": -1}
+# what is computed in float32 is rounded to the dtype that x and the parameters promote to
+_FLAX: dict[str, Any] = {"requires": "flax", "channel_axis": -1, "contract": Contract(output="promote")}
 
 
 def builtins() -> Iterator[Implementation]:
@@ -156,4 +157,4 @@ def _row(
     api: str, name: str, function: str, norm: Norm, arguments: tuple[Any, ...], marks: list[str] | None = None, **options: Any
 ) -> Implementation:
     label = f"[{', '.join(marks)}]" if marks else ""
-    return row(f"flax.{api}.{name}{label}", norm, f"{__name__}:{api}_{function}", arguments, **_FLAX, **options)
+    return row(f"flax.{api}.{name}{label}", norm, f"{__name__}:{api}_{function}", arguments, **{**_FLAX, **options})

@@ -67,7 +67,8 @@ def batch_norm(x: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bo
 
 _AFFINE = ("x", "weight", "bias", "eps")
 _RUNNING = ("x", "weight", "bias", "running_mean", "running_var", "training", "momentum", "eps")
-_MERGED = replace(OWN_DTYPE, momentum_convention="keras", running_ddof=0)
+_PROMOTED = replace(OWN_DTYPE, output="promote")
+_MERGED = replace(_PROMOTED, momentum_convention="keras", running_ddof=0)
 
 
 def builtins() -> Iterator[Implementation]:
@@ -82,5 +83,5 @@ def builtins() -> Iterator[Implementation]:
 
 
 def _row(name: str, function: str, norm: Norm, arguments: tuple[Any, ...], **options: Any) -> Implementation:
-    given = {"contract": OWN_DTYPE, "requires": "dm-haiku", "channel_axis": -1, **options}
+    given = {"contract": _PROMOTED, "requires": "dm-haiku", "channel_axis": -1, **options}
     return row(f"haiku.{name}", norm, f"{__name__}:{function}", arguments, **given)
