@@ -24,7 +24,8 @@ from normcheck.engine.run import run_all
 from normcheck.engine.units import PROFILES, THREADS, Unit, plan
 from normcheck.implementations import Implementation
 from normcheck.norms import Norm
-from normcheck.results import Result
+from normcheck.results import RESULT, Result
+from normcheck.stored import NUMBER, SHARE, TEXT, WHOLE, Record, expect
 
 __all__ = [
     "DTYPES",
@@ -109,16 +110,19 @@ class Audit:
 
         Raises
         ------
-        ValueError : if the data is no audit, or of a newer schema
+        ValueError : for the first thing that is not as it should be, such as ``results[0].error='1', but should be a number``, or
+            for a newer schema
         """
-        schema = data.get("schema")
-        if not isinstance(schema, int) or "results" not in data:
-            raise ValueError("no audit: the keys 'schema' and 'results' are missing")
+        expect(data, Record({"schema": WHOLE}, needed=("schema",)))
+        schema = data["schema"]
         if schema > SCHEMA:
             raise ValueError(f"schema={schema}, but should be at most {SCHEMA}: it was written by a newer normcheck")
+        expect(data, _FIRST if schema == 1 else _STORED)
         if schema == 1:
-            return cls(tuple(Result.from_dict(result) for result in data["results"]), dict(data.get("born", {})))
+            return cls(tuple(map(Result.from_dict, data["results"])), dict(data.get("born", {})))
         times = data["times"]
+        _as_many("times.seconds", times["seconds"], data["results"])
+        _as_many("times.parts", times.get("parts", ()), data["born"].get("parts", ()))
         timed = zip(data["results"], times["seconds"], strict=True)
         results = tuple(Result.from_dict({**result, "seconds": seconds}) for result, seconds in timed)
         facts = {**({"utc": times["utc"]} if times["utc"] else {}), **data["born"]}
@@ -137,7 +141,9 @@ class Audit:
         """
         try:
             data = json.loads(Path(path).read_text(encoding="utf-8"))
-        except json.JSONDecodeError as error:
+        except RecursionError:
+            raise ValueError(f"{path} holds no audit: it is too deep") from None
+        except ValueError as error:
             raise ValueError(f"{path} holds no JSON: {error}") from None
         if not isinstance(data, Mapping):
             raise ValueError(f"{path} holds no audit")
@@ -149,6 +155,25 @@ class Audit:
 
         written: Path = importlib.import_module("normcheck.reporters").write(self, Path(path))
         return written
+
+
+_BORN = {
+    **dict.fromkeys(("utc", "python", "commit", "profile", "command", "interrupted", "model"), TEXT),
+    **dict.fromkeys(("seed", "threads"), WHOLE),
+    "machine": Record({"cores": WHOLE, "flags": [TEXT]}, rest=TEXT),
+    "versions": Record(rest=TEXT),
+    "shard": SHARE,
+    "alike": Record(rest=[TEXT]),
+    "implementations": [TEXT],
+}
+_FIRST = Record({"results": [RESULT], "born": Record({**_BORN, "parts": [Record(_BORN)]})}, needed=("results",))
+_TIMES = Record({"utc": TEXT, "seconds": [NUMBER], "parts": [TEXT]}, needed=("utc", "seconds"))
+_STORED = Record({**_FIRST.kinds, "times": _TIMES}, needed=("results", "born", "times"))
+
+
+def _as_many(name: str, times: Sequence[Any], others: Sequence[Any]) -> None:
+    if len(times) != len(others):
+        raise ValueError(f"len({name})={len(times)}, but should be {len(others)}")
 
 
 def audit(

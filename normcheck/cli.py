@@ -138,8 +138,8 @@ def report(source: Path, form: str, output: Path | None) -> None:
     suffix = f".{one_of('--to', form, known)}"
     try:
         stored = Audit.read(source)
-    except (ValueError, KeyError, TypeError) as error:
-        raise click.UsageError(f"{source} is no audit: {type(error).__name__}: {error}") from None
+    except (OSError, ValueError) as error:
+        raise click.UsageError(f"{source} is no audit: {error}") from None
     if output is None:
         click.echo(reporters.render(stored, suffix), nl=False)
     else:

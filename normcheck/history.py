@@ -157,7 +157,7 @@ def stored(folder: Path) -> dict[str, Audit]:
     for name in sorted(files):
         try:
             audits[name] = Audit.read(files[name])
-        except (ValueError, KeyError, TypeError) as error:
+        except ValueError as error:
             raise ValueError(f"{files[name]} is no audit: {error}") from None
     if not audits:
         raise ValueError(f"{folder} holds no audit")

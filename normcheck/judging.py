@@ -230,8 +230,8 @@ def read(source: Path) -> Any:
     path = source / "audit.json" if source.is_dir() else source
     try:
         return Audit.read(path)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise click.UsageError(f"{path} is no audit: {type(error).__name__}: {error}") from None
+    except (OSError, ValueError) as error:
+        raise click.UsageError(f"{path} is no audit: {error}") from None
 
 
 def print_plan(units: Sequence[Unit], costs: Costs | None = None) -> None:

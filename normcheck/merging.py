@@ -104,7 +104,7 @@ def _relabelled(audits: Mapping[str, Audit], tasks: dict[Key, list[Result]], hom
             continue
         flat = [_unmarked(result) for key in keys for result in tasks[key]]
         versions = _versions(audits[name].born for name in names)
-        labelled = ledger.apply(flat, profile=born["profile"], versions=versions)
+        labelled = ledger.apply(flat, profile=born.get("profile", ""), versions=versions)
         done.update(_by_task(labelled))
     return done
 

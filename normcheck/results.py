@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import Any
 
+from normcheck.stored import GRADE, NUMBER, PAIR, TEXT, WHOLE, Record, expect
+
 
 class Outcome(enum.StrEnum):
     """How a check ended. ``broken``: it or the call raised; ``xfailed``: failed as the ledger says; ``xpassed``: did not."""
@@ -121,7 +123,13 @@ class Result:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Result:
-        """The inverse of `to_dict`; keys that this version does not know are ignored."""
+        """The inverse of `to_dict`; keys that this version does not know are ignored.
+
+        Raises
+        ------
+        ValueError : for the first thing that is not as `RESULT` says, such as ``error='1', but should be a number``
+        """
+        expect(data, RESULT)
         known = {f.name for f in fields(cls)}
         values = {key: _restore(value) if key in _NUMERIC else value for key, value in data.items() if key in known}
         values["outcome"] = Outcome(values["outcome"])
@@ -129,11 +137,34 @@ class Result:
         values["shape"] = tuple(values.get("shape", ()))
         values["series"] = {k: tuple((float(a), float(b)) for a, b in v) for k, v in values.get("series", {}).items()}
         if data.get("witness") is not None:
-            values["witness"] = Witness(**data["witness"])
+            parts = {f.name for f in fields(Witness)}
+            values["witness"] = Witness(**{key: value for key, value in data["witness"].items() if key in parts})
         return cls(**values)
 
 
-_NUMERIC = ("error", "tolerance", "terms", "measures", "series")
+_NUMBERS_BY_NAME = Record({"grade": GRADE}, rest=NUMBER)
+RESULT = Record(
+    {
+        **dict.fromkeys(("check", "implementation", "norm", "dtype", "device", "layout", "regime", "unit"), TEXT),
+        **dict.fromkeys(("message", "ledger", "bits"), TEXT),
+        "outcome": Outcome,
+        "severity": Severity,
+        "shape": [WHOLE],
+        "error": (NUMBER,),
+        "tolerance": (NUMBER,),
+        "terms": _NUMBERS_BY_NAME,
+        "measures": _NUMBERS_BY_NAME,
+        "series": Record(rest=[PAIR]),
+        "seconds": NUMBER,
+        "witness": (
+            Record(
+                {"snippet": TEXT, "inputs": TEXT, "index": (WHOLE,), "got": (TEXT,), "expected": (TEXT,)}, ("snippet", "inputs")
+            ),
+        ),
+    },
+    needed=("check", "implementation", "norm", "dtype", "outcome"),
+)
+_NUMERIC = ("error", "tolerance", "terms", "measures", "series", "seconds")
 _NUMBERS = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 
 

@@ -83,16 +83,59 @@ def test_an_audit_survives_its_file(tmp_path: Path) -> None:
     [
         ("{", "holds no JSON"),
         ("[]", "holds no audit"),
-        ("{}", "the keys 'schema' and 'results' are missing"),
+        ("{}", "^schema is missing$"),
+        ('{"schema": "x"}', "^schema='x', but should be a whole number$"),
+        ('{"schema": true}', "^schema=True, but should be a whole number$"),
+        ('{"schema": 2, "results": []}', "^born is missing$"),
+        ('{"schema": 2, "results": [], "born": {}}', "^times is missing$"),
+        (
+            '{"schema": 2, "results": [], "born": {}, "times": {"utc": "", "seconds": [1]}}',
+            r"^len\(times.seconds\)=1, but should be 0$",
+        ),
+        ('{"schema": 2, "results": {}, "born": {}, "times": {}}', "^results={}, but should be a list$"),
+        ('{"schema": 1, "results": [[]]}', r"^results\[0\]=\[\], but should be a mapping$"),
+        ('{"schema": 1, "results": [], "born": {"versions": []}}', r"^born.versions=\[\], but should be a mapping$"),
+        ('{"schema": 1, "results": [], "born": {"shard": "x"}}', "^born.shard='x', but should be such as 3/8$"),
+        ("[" * 200_000, "holds no audit: it is too deep|holds no JSON"),
+        ('{"schema": ' + "1" * 5000 + "}", "holds no JSON: Exceeds the limit"),
+        ("\udcff", "holds no JSON: 'utf-8' codec"),
         ('{"schema": 99, "results": []}', "schema=99, but should be at most 2"),
     ],
 )
 def test_files_that_hold_no_audit_are_refused(tmp_path: Path, text: str, message: str) -> None:
     """What is wrong with the file is said."""
     path = tmp_path / "audit.json"
-    path.write_text(text, encoding="utf-8")
+    path.write_text(text, encoding="utf-8", errors="surrogateescape")
     with pytest.raises(ValueError, match=message):
         nc.Audit.read(path)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"error": "1"}, "error='1', but should be a number"),
+        ({"error": 10**400}, "error=1000.*000, but should be a number"),
+        ({"tolerance": True}, "tolerance=True, but should be a number"),
+        ({"check": 3}, "check=3, but should be text"),
+        ({"outcome": "fine"}, "outcome='fine', but should be one of passed, failed, "),
+        ({"shape": [1.5]}, r"shape\[0\]=1.5, but should be a whole number"),
+        ({"terms": [1]}, r"terms=\[1\], but should be a mapping"),
+        ({"measures": {"ulp": "big"}}, "measures.ulp='big', but should be a number"),
+        ({"measures": {"grade": 9}}, "measures.grade=9, but should be a grade from -1 to 3"),
+        ({"series": {"measured": [[1]]}}, r"series.measured\[0\]=\[1\], but should be a pair of numbers"),
+        ({"witness": {"inputs": "x"}}, "witness.snippet is missing"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_results_of_the_wrong_type_are_refused(changed: dict[str, Any], message: str) -> None:
+    """The first field that is not what it should be is named, alone and inside an audit; what may be there is taken."""
+    sound = {"check": "c", "implementation": "i", "norm": "n", "dtype": "float32", "outcome": "passed"}
+    words = {"error": "inf", "tolerance": None, "measures": {"ulp": "nan", "grade": 1.0}, "shape": [2, 3], "added later": [1]}
+    assert Result.from_dict({**sound, **words}).error == float("inf")
+    with pytest.raises(ValueError, match=f"^{message}"):
+        Result.from_dict({**sound, **changed})
+    with pytest.raises(ValueError, match=rf"^results\[1\].{message}"):
+        nc.Audit.from_dict({"schema": 1, "results": [sound, {**sound, **changed}]})
 
 
 def test_where_it_was_born() -> None:

@@ -57,6 +57,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working directory with user code in it."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(SOUND, encoding="utf-8")
+    wrong = {"check": 3, "implementation": "i", "norm": "n", "dtype": "float32", "outcome": "passed"}
+    (tmp_path / "wrong.json").write_text(json.dumps({"schema": 1, "results": [wrong]}), encoding="utf-8")
     (tmp_path / "raising.py").write_text("raise ValueError('at import')\n", encoding="utf-8")
     return tmp_path
 
@@ -247,6 +249,8 @@ def test_options_reach_the_audit(judged: dict[str, Any]) -> None:
         (("explain", "accuracy", "--all"), "give either the id of a check or --all"),
         (("report", "missing.json"), "does not exist"),
         (("report", "mine.py"), "mine.py is no audit"),
+        (("report", "wrong.json"), r"wrong.json is no audit: results\[0\].check=3, but should be text"),
+        (("compare", "wrong.json", "wrong.json"), r"wrong.json is no audit: results\[0\].check=3, but should be text"),
         (("report", "mine.py", "--to", "pdf"), r"--to='pdf'.*, but should be one of"),
         (("adit",), "No such command 'adit'"),
     ],

@@ -136,7 +136,7 @@ def test_kept_audits_sort_as_they_came(tmp_path: Path) -> None:
     assert list(stored(tmp_path)) == ["2026-01", sooner.stem, later.stem]
 
 
-@pytest.mark.parametrize(("text", "said"), [(None, "holds no audit"), ("{}", "one.json is no audit: no audit: the keys")])
+@pytest.mark.parametrize(("text", "said"), [(None, "holds no audit"), ("{}", "one.json is no audit: schema is missing")])
 def test_folders_without_audits_are_refused(tmp_path: Path, text: str | None, said: str) -> None:
     """An empty folder, or a file in it that is no audit, is an error that names it."""
     if text is not None:

@@ -17,7 +17,7 @@ PACKAGE = Path(normcheck.__file__).parent
 TESTS = Path(__file__).parent
 
 FLOORS = (
-    ("formats", "norms", "contract", "spelling"),
+    ("formats", "norms", "contract", "spelling", "stored"),
     ("reference", "bounds", "gradient_bounds", "regimes"),
     ("implementations", "faults", "results"),
     ("checks",),
