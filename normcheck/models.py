@@ -24,7 +24,7 @@ from normcheck.implementations.layers import (
     training_of,
 )
 from normcheck.implementations.targets import describe, load
-from normcheck.results import Outcome, Result
+from normcheck.results import Outcome, Result, Severity
 
 MOST = 2**22
 """Elements of one captured input that are judged; of larger ones samples are left out."""
@@ -92,7 +92,7 @@ def audit_model(
 
     Returns
     -------
-    an audit whose implementations are the layers by their names. What looks like a norm and is none of ours is skipped, with the
+    an audit whose implementations are the layers by their names. What looks like a norm and is not judged is a warning, with the
     reason
 
     Raises
@@ -114,9 +114,9 @@ def audit_model(
     results = _results(made, checks, profile=profile, seed=seed, progress=progress)
     named = [_known(made[result.implementation], result, profile) for result in results.results]
     dtype = next((one.dtypes[0] for _, one in made.values()), "float32")
-    skipped = [_unjudged(name, reason, dtype) for name, reason in others.items()]
+    unjudged = [_unjudged(name, reason, dtype) for name, reason in others.items()]
     order = {name: place for place, (name, _) in enumerate(model.named_modules())}
-    ordered = sorted((*named, *skipped), key=lambda result: order.get(result.implementation, -1))
+    ordered = sorted((*named, *unjudged), key=lambda result: order.get(result.implementation, -1))
     return Audit(tuple(ordered), {**results.born, "model": type(model).__name__})
 
 
@@ -163,7 +163,7 @@ def _row(judged: Audit, name: str, parts: Mapping[str, Result]) -> tuple[str, ..
     shape = "x".join(map(str, one.shape))
     grade = judged.grades.get((name, one.dtype), "-")
     ulp = held.measures.get("ulp") if held is not None else None
-    told = danger or (one.message if one.outcome is Outcome.SKIPPED else "")
+    told = danger or (one.message if one.outcome in (Outcome.SKIPPED, Outcome.WARNED) else "")
     return (name, kind, norm, one.dtype, shape, grade, outcome, _number(ulp), *map(_number, cells), told)
 
 
@@ -323,4 +323,4 @@ def _known(pair: tuple[Found, Implementation], result: Result, profile: str) -> 
 
 def _unjudged(name: str, reason: str, dtype: str) -> Result:
     kind, _, text = reason.partition(": ")
-    return Result(CAPTURED, name, kind, dtype, Outcome.SKIPPED, message=text)
+    return Result(CAPTURED, name, kind, dtype, Outcome.WARNED, Severity.WARNING, message=f"not judged: {text}")

@@ -72,6 +72,34 @@ FORMULAS = {
         layer(CENTRED.format("x.var(-1, unbiased=False, keepdim=True)", "torch.sqrt(v)"), BOTH),
         (LayerNorm(eps=1e-6), Contract(output="promote", accumulation="merge"), ("weight", "bias"), False),
     ),
+    **{
+        name: (
+            layer(f"m, s = x.mean(-1, keepdim=True), {std}\nreturn self.weight * (x - m) / {root} + self.bias", BOTH),
+            (LayerNorm(eps=1e-6, **norm), Contract(output="promote", accumulation="merge"), ("weight", "bias"), False),
+        )
+        for name, std, root, norm in (
+            ("std, eps beside it", "x.std(-1, keepdim=True)", "(s + self.eps)", {"eps_placement": "outside", "ddof": 1}),
+            ("biased std", "x.std(-1, unbiased=False, keepdim=True)", "(s + self.eps)", {"eps_placement": "outside"}),
+            ("biased std by place", "torch.std(x, -1, False, True)", "(s + self.eps)", {"eps_placement": "outside"}),
+            ("std with a limit", "x.std(-1, keepdim=True)", "s.clamp_min(self.eps)", {"eps_placement": "max", "ddof": 1}),
+            ("std, limit by name", "x.std(-1, keepdim=True)", "s.clamp(min=self.eps)", {"eps_placement": "max", "ddof": 1}),
+            ("torch.std", "torch.std(x, dim=-1, keepdim=True, correction=0)", "(s + self.eps)", {"eps_placement": "outside"}),
+            ("std squared", "x.std(-1, keepdim=True)", "torch.sqrt(s**2 + self.eps)", {"ddof": 1}),
+            ("variance to a power", "x.var(-1, keepdim=True)", "(s + self.eps) ** 0.5", {"ddof": 1}),
+            (
+                "variance with a limit",
+                "x.var(-1, keepdim=True)",
+                "torch.sqrt(s.clamp(min=self.eps))",
+                {"eps_placement": "max_inside", "ddof": 1},
+            ),
+        )
+    },
+    "variance and mean at once": (
+        layer(
+            "v, m = torch.var_mean(x, -1, keepdim=True)\nreturn self.weight * (x - m) / (v + self.eps).sqrt() + self.bias", BOTH
+        ),
+        (LayerNorm(eps=1e-6, ddof=1), Contract(output="promote", accumulation="merge"), ("weight", "bias"), False),
+    ),
     "eps in the text": (
         layer(
             "n = x.float()\nreturn (n * torch.rsqrt(n.pow(2).mean(-1, keepdim=True) + 1e-4)).to(x.dtype)", "pass", arguments="dim"

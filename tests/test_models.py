@@ -119,15 +119,15 @@ def only(model, x, **options):
 
 
 def test_every_norm_layer_of_a_convnet_is_judged_or_named():
-    """Layers of torch pass with their grade; what is never called and what is no norm of ours is skipped with the reason."""
+    """Layers of torch pass with their grade; what is never called and what is no norm of ours is warned of, with the reason."""
     audit = only(*convnet())
     outcomes = {name: result.outcome.value for name, result in by_layer(audit, CAPTURED).items()}
     passed = ("bn", "blocks.0.bn1", "blocks.0.bn2", "blocks.1.bn1", "blocks.1.bn2", "gn", "last")
-    assert outcomes == {**dict.fromkeys(passed, "passed"), "lrn": "skipped", "unused": "skipped"}
+    assert outcomes == {**dict.fromkeys(passed, "passed"), "lrn": "warned", "unused": "warned"}
     assert audit.passed
     assert audit.born["model"] == "ConvNet"
-    reasons = {result.implementation: result.message for result in audit.results if result.outcome is Outcome.SKIPPED}
-    assert reasons == {"lrn": "no norm of ours", "unused": "was not called in the forward pass"}
+    reasons = {name: by_layer(audit, CAPTURED)[name].message for name in ("lrn", "unused")}
+    assert reasons == {"lrn": "not judged: no norm of ours", "unused": "not judged: was not called in the forward pass"}
     assert list(outcomes) == ["bn", "blocks.0.bn1", "blocks.0.bn2", "blocks.1.bn1", "blocks.1.bn2", "gn", "lrn", "unused", "last"]
 
 
@@ -183,6 +183,142 @@ def test_a_batch_norm_in_training_is_judged_by_its_batch():
     for model in (nn.Sequential(nn.BatchNorm2d(3)).train(), nn.Sequential(nn.BatchNorm2d(3, track_running_stats=False)).eval()):
         assert only(model, x).passed
     assert only(nn.Sequential(nn.BatchNorm2d(3), nn.InstanceNorm2d(3)).eval(), x).passed
+
+
+class Mixed(nn.Module):
+    """A convolution and a sound norm of three kinds."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.bn, self.gn, self.ln = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.GroupNorm(2, 8), nn.LayerNorm(8)
+
+    def forward(self, x):
+        """One pass."""
+        return self.ln(self.gn(self.bn(self.conv(x))).movedim(1, -1))
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_sound_layers_pass_every_check_in_both_modes(training):
+    """A BatchNorm that the pass has trained is judged by copies without its history; that it is no new module is said."""
+    torch.manual_seed(0)
+    audit = audit_model(Mixed().train(training), torch.randn(4, 3, 8, 8))
+    assert [(failure.implementation, failure.check, failure.message) for failure in audit.failures] == []
+    assert {"passed"} == {by_layer(audit, CAPTURED)[name].outcome.value for name in ("bn", "gn", "ln")}
+    of_batch = {result.check: result for result in audit.results if result.implementation == "bn"}
+    if training:
+        stateful = ("running-steps", "state-round-trip", "tracking-switch")
+        assert {of_batch[name].outcome for name in stateful} == {Outcome.PASSED}
+        assert of_batch["fresh-evaluation"].message == "a layer of a model is no new module"
+
+
+class StdNorm(nn.Module):
+    """The LayerNorm of many a tutorial: the unbiased deviation, and eps beside it."""
+
+    def __init__(self, dim, eps=1e-6):
+        super().__init__()
+        self.a_2 = nn.Parameter(torch.linspace(0.5, 2.0, dim))
+        self.b_2 = nn.Parameter(torch.linspace(-1.0, 1.0, dim))
+        self.eps = eps
+
+    def forward(self, x):
+        """One pass."""
+        return self.a_2 * (x - x.mean(-1, keepdim=True)) / (x.std(-1, keepdim=True) + self.eps) + self.b_2
+
+
+class StdLayerNorm(nn.LayerNorm):
+    """The same below torch's own class, with the deviation in a variable."""
+
+    def forward(self, x):
+        """One pass."""
+        mean, std = x.mean(-1, keepdim=True), x.std(-1, keepdim=True)
+        return (x - mean) / (std + self.eps) * self.weight + self.bias
+
+
+class TooWide(nn.LayerNorm):
+    """The same with a deviation that is 1 % too large."""
+
+    def forward(self, x):
+        """One pass."""
+        mean, std = x.mean(-1, keepdim=True), x.std(-1, keepdim=True)
+        return (x - mean) / (std * 1.01 + self.eps) * self.weight + self.bias
+
+
+class Unreadable(nn.LayerNorm):
+    """Sound, by means that are not read."""
+
+    def forward(self, x):
+        """One pass."""
+        return getattr(nn.functional, "layer_" + "norm")(x, self.normalized_shape, self.weight, self.bias, self.eps)
+
+
+class UnreadableWrong(Unreadable):
+    """The same, and wrong."""
+
+    def forward(self, x):
+        """One pass."""
+        return Unreadable.forward(self, x) * 1.01
+
+
+class Conditional(nn.BatchNorm1d):
+    """Takes more than x."""
+
+    def forward(self, x, scale):
+        """One pass."""
+        return nn.BatchNorm1d.forward(self, x) * scale
+
+
+class Strange(nn.LayerNorm):
+    """A parameter that no norm has."""
+
+    def __init__(self, dim):
+        super().__init__(dim)
+        self.temperature = nn.Parameter(torch.ones(()))
+
+    def forward(self, x):
+        """One pass."""
+        return super().forward(x) * self.temperature
+
+
+CLAIMED = {
+    StdNorm: (True, "LayerNorm(eps=1e-06, eps_placement='outside', ddof=1)"),
+    StdLayerNorm: (True, "LayerNorm(eps=1e-05, eps_placement='outside', ddof=1)"),
+    TooWide: (False, "LayerNorm(eps=1e-05, eps_placement='outside', ddof=1)"),
+    Unreadable: (True, "LayerNorm(eps=1e-05)"),
+    UnreadableWrong: (False, "LayerNorm(eps=1e-05)"),
+}
+
+
+@pytest.mark.parametrize("kind", CLAIMED)
+def test_a_hand_written_layer_norm_is_judged(kind):
+    """By what its text says, a deviation by std among it; where that cannot be read, by what its base claims."""
+    torch.manual_seed(0)
+    audit = only(nn.Sequential(kind(16)), torch.randn(8, 16))
+    sound, norm = CLAIMED[kind]
+    assert by_layer(audit, CAPTURED)["0"].outcome is (Outcome.PASSED if sound else Outcome.FAILED)
+    assert table(audit)[0][models.COLUMNS.index("norm")] == norm
+
+
+def test_a_layer_norm_by_std_passes_every_check():
+    """Sound code is not accused where its claim was read."""
+    torch.manual_seed(0)
+    assert audit_model(nn.Sequential(StdLayerNorm(16)), torch.randn(8, 16)).failures == ()
+
+
+def test_a_layer_that_is_not_judged_is_a_warning():
+    """One that takes more than x, or has a parameter that no norm has, is told in the table, though torch's norm is its base."""
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conditional, self.strange = Conditional(8), Strange(8)
+
+        def forward(self, x):
+            return self.strange(self.conditional(x, x))
+
+    rows = [dict(zip(models.COLUMNS, row, strict=True)) for row in table(only(Model(), torch.randn(4, 8)))]
+    assert [(row["layer"], row["outcome"]) for row in rows] == [("conditional", "warned"), ("strange", "warned")]
+    assert rows[0]["danger"] == "not judged: derives from BatchNorm1d, not from a plain layer"
+    assert rows[1]["danger"] == "not judged: its parameters temperature are not understood"
 
 
 def test_the_memory_format_is_that_of_the_model():
@@ -284,7 +420,7 @@ def test_what_is_no_norm_of_ours_is_named():
             return self.norm(self.gated(x, x))
 
     audit = only(Model(), torch.ones(1, 4))
-    assert by_layer(audit, CAPTURED)["gated"].message == "its forward pass takes gate besides x"
+    assert by_layer(audit, CAPTURED)["gated"].message == "not judged: its forward pass takes gate besides x"
 
 
 def test_the_table_has_a_line_for_each_layer():
@@ -294,7 +430,7 @@ def test_the_table_has_a_line_for_each_layer():
     assert rows["last"]["class"] == "OnePassLayerNorm"
     assert rows["last"]["norm"] == "LayerNorm(eps=1e-05)"
     assert (rows["last"]["x"], rows["last"]["grade"], rows["last"]["outcome"]) == ("2x8", "F", "failed")
-    assert (rows["unused"]["outcome"], rows["unused"]["danger"]) == ("skipped", "was not called in the forward pass")
+    assert (rows["unused"]["outcome"], rows["unused"]["danger"]) == ("warned", "not judged: was not called in the forward pass")
     page = markdown(audit)
     assert page.count("\n| ") == len(rows) + 2
     assert "| last | OnePassLayerNorm |" in page

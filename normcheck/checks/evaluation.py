@@ -270,6 +270,8 @@ def _evaluated(context: Context) -> Result | None:
 
 
 def _fresh(context: Context) -> Result:
+    if context.implementation.captured is not None:
+        return context.result("fresh-evaluation", Outcome.SKIPPED, "a layer of a model is no new module")
     given = batch(context, some_shape(context), training=False)
     channels = len(cast(Array, given.inputs.running_mean))
     initial: dict[str, Any] = {"running_mean": np.zeros(channels), "running_var": np.ones(channels)}

@@ -16,6 +16,7 @@ from normcheck.implementations.syntax import (
     FUSED,
     WEIGHTS,
     Event,
+    OtherLayerError,
     UnreadableError,
     called,
     defaults,
@@ -159,9 +160,9 @@ class _Class:
         assert self.base
         inner = sorted({name for name in self._inner() if name not in _KEPT})
         if inner and all(name in FUSED.values() or name.startswith("BatchNorm") for name in inner):
-            raise UnreadableError(f"wraps {' and '.join(inner)}, judged where it comes from")
+            raise OtherLayerError(f"wraps {' and '.join(inner)}, judged where it comes from")
         if inner:
-            raise UnreadableError(f"a block with further layers ({', '.join(inner)})")
+            raise OtherLayerError(f"a block with further layers ({', '.join(inner)})")
         if self.forward is None:
             return
         given = self.forward.args
@@ -169,9 +170,9 @@ class _Class:
         required = names[: len(names) - len(given.defaults)]
         extra = [*required[1:], *(name for name in names[len(required) :] if not self._optional(name))]
         if extra or not names:
-            raise UnreadableError(f"its forward pass takes {', '.join(extra) or 'nothing'} besides x")
+            raise OtherLayerError(f"its forward pass takes {', '.join(extra) or 'nothing'} besides x")
         if any(isinstance(node.value, ast.Tuple) for node in ast.walk(self.forward) if isinstance(node, ast.Return)):
-            raise UnreadableError("returns more than y")
+            raise OtherLayerError("returns more than y")
 
     def _optional(self, name: str) -> bool:
         """Whether an argument may be left out: it is compared with None, or never used."""
@@ -224,7 +225,7 @@ class _Class:
         narrowed = order.index("narrow") if "narrow" in order else len(order)
         inner = bool(parameters) and scaled < len(order) and (narrowed < scaled or bool(fused))
         last = next((kind for kind in reversed(order) if kind in ("scale", "narrow", "fused")), "fused")
-        merges = bool(fused and norm.center) or any(event.detail.startswith("var") for event in self.events)
+        merges = bool(fused and norm.center) or any(event.detail.startswith(("var", "std")) for event in self.events)
         return Contract(
             cast="before_weight" if inner else "once",
             output="promote" if isinstance(norm, BatchNorm) or (last == "scale" and parameters) else "x",
@@ -274,7 +275,12 @@ class _Class:
         if "eps" not in kinds:
             # an eps that is set and forgotten is claimed all the same
             return "inside" if self._eps_attribute(inherited=False) else "none"
-        return "inside" if kinds.index("eps") < kinds.index("root") else "outside"
+        first, roots = kinds.index("eps"), [place for place, kind in enumerate(kinds) if kind == "root"]
+        deviates = any(event.detail.startswith("std") for event in self.events)
+        inside = first < roots[-1 if deviates else 0]
+        if self.events[first].detail == "max":
+            return "max_inside" if inside else "max"
+        return "inside" if inside else "outside"
 
     def _offset(self) -> float:
         for node in self._nodes:

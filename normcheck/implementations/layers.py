@@ -13,7 +13,7 @@ from typing import Any, Literal, cast
 from normcheck.contract import Contract
 from normcheck.implementations.base import Implementation
 from normcheck.implementations.formulas import Formula, read
-from normcheck.implementations.syntax import WEIGHTS, UnreadableError
+from normcheck.implementations.syntax import BIASES, WEIGHTS, OtherLayerError, UnreadableError
 from normcheck.implementations.transformers import PACKAGE, Layer, families
 from normcheck.norms import BatchNorm, GroupNorm, InstanceNorm, LayerNorm, Norm, RMSNorm
 
@@ -88,13 +88,30 @@ def _readable(module: Any) -> bool:
 def _formula(module: Any) -> Formula:
     """What a module claims. Raises UnreadableError where it is no norm of ours."""
     kind: Any = type(module)
-    for parent in kind.__mro__:
-        known = _OF_TORCH.get(parent.__name__) if parent.__module__.startswith("torch.nn.") else None
-        if known is not None and getattr(kind, "forward", None) is getattr(parent, "forward", None):
-            return known
+    bases = [parent for parent in kind.__mro__ if parent.__module__.startswith("torch.nn.") and parent.__name__ in _OF_TORCH]
+    base = _OF_TORCH[bases[0].__name__] if bases else None
+    if base is not None and kind.forward is bases[0].forward:
+        return base
     if kind.__module__.startswith("torch."):
         raise UnreadableError("no norm of ours")
-    return _read(kind)
+    try:
+        formula = _read(kind)
+    except OtherLayerError:
+        raise
+    except UnreadableError:
+        if base is None or _needed(kind):
+            raise
+        formula = base
+    strange = [name for name in module._parameters if name not in (*WEIGHTS, *BIASES)]
+    if strange:
+        raise UnreadableError(f"its parameters {', '.join(strange)} are not understood")
+    return formula
+
+
+def _needed(kind: Any) -> list[str]:
+    """What its forward pass must be given besides x."""
+    given = list(inspect.signature(kind.forward).parameters.values())[2:]
+    return [one.name for one in given if one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
 
 
 @functools.cache
@@ -187,10 +204,23 @@ class Copied(Layer):
         changed: Mapping[str, Any] = {self.layer.formula.eps: norm.eps, "num_groups": getattr(norm, "num_groups", None)}
         if norm.per_channel:
             changed = {**changed, "num_features": shape[1], "num_channels": shape[1]}
+        if norm.has_running:
+            _forget(module, shape[1])
         for name, value in changed.items():
             if name and value is not None and hasattr(module, name):
                 setattr(module, name, value)
         return self.moved(module)
+
+
+def _forget(module: Any, channels: int) -> None:
+    """Running statistics of so many channels, and no steps counted: the pass through the model has moved and counted its own."""
+    for name, start in (("running_mean", 0.0), ("running_var", 1.0)):
+        kept = getattr(module, name, None)
+        if kept is not None:
+            setattr(module, name, kept.new_full((channels,), start))
+    counted = getattr(module, "num_batches_tracked", None)
+    if counted is not None:
+        module.num_batches_tracked = counted * 0
 
 
 def _settings(formula: Formula, norm: Norm) -> tuple[str, ...]:

@@ -8,13 +8,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeGuard
 
-WEIGHTS, BIASES = ("weight", "gamma", "scale"), ("bias", "beta")
+WEIGHTS, BIASES = ("weight", "gamma", "scale", "a_2", "alpha", "g"), ("bias", "beta", "b_2", "b")
 FUSED = {"layer_norm": "LayerNorm", "group_norm": "GroupNorm", "rms_norm": "RMSNorm"}
 """Functions of torch that are norms, and the layers that they belong to."""
 
 
 class UnreadableError(ValueError):
     """A class that is no norm of ours, or whose formula is not understood. The message is the reason."""
+
+
+class OtherLayerError(UnreadableError):
+    """A layer that is more than a norm, or is not called as one: with x alone, for y alone."""
 
 
 def canonical(source: str) -> str:
@@ -70,13 +74,15 @@ class Event:
     Attributes
     ----------
     kind : stat, center, eps, root, widen, narrow, scale, shift or fused
-    detail : of a statistic its name, axis and whether it is unbiased; of a fused norm the layer that it belongs to
+    detail : of a statistic its name, axis and whether it is unbiased; of a fused norm the layer that it belongs to; of an eps
+        ``max`` where it is a lower limit
     step : the statement of the method, counted from 0
     """
 
     kind: str
     detail: str = ""
     step: int = 0
+
 
 def run(method: ast.FunctionDef, methods: Mapping[str, ast.FunctionDef]) -> list[Event]:
     """What happens in a method, in order; methods of the same class are entered where they are called."""
@@ -95,17 +101,31 @@ def _visit(node: ast.AST, methods: Mapping[str, ast.FunctionDef], means: dict[st
         return
     for child in ast.iter_child_nodes(node):
         yield from _visit(child, methods, means)
-    if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-        means[node.targets[0].id] = called(uncast(node.value)) == "mean" and not _squares(node.value)
+    if isinstance(node, ast.Assign):
+        means.update(_assigned(node.targets[0], node.value))
     if isinstance(node, ast.Call):
         yield from _call_events(node)
     elif isinstance(node, ast.BinOp):
         yield from _operation_events(node, means)
 
 
+def _assigned(target: ast.expr, value: ast.expr) -> dict[str, bool]:
+    """Which names an assignment binds, and whether to means."""
+    if isinstance(target, ast.Name):
+        return {target.id: called(uncast(value)) == "mean" and not _squares(value)}
+    if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+        pairs = zip(target.elts, value.elts, strict=False)
+        return {name: mean for one, other in pairs for name, mean in _assigned(one, other).items()}
+    if isinstance(target, ast.Tuple) and called(value) in ("var_mean", "std_mean"):
+        return {last_name(one): place == 1 for place, one in enumerate(target.elts)}
+    return {}
+
+
 def _operation_events(node: ast.BinOp, means: Mapping[str, bool]) -> Iterator[Event]:
     sides = (node.left, node.right)
     names = {parameter(side) for side in sides}
+    if isinstance(node.op, ast.Pow) and ast.unparse(node.right) in ("0.5", "-0.5"):
+        yield Event("root")
     if isinstance(node.op, ast.Sub) and _is_mean(node.right, means):
         yield Event("center")
     if isinstance(node.op, ast.Mult) and names & set(WEIGHTS):
@@ -117,7 +137,7 @@ def _operation_events(node: ast.BinOp, means: Mapping[str, bool]) -> Iterator[Ev
 
 
 def _call_events(node: ast.Call) -> Iterator[Event]:
-    name, text = called(node), ", ".join(map(ast.unparse, [*node.args, *node.keywords]))
+    name, text = called(node).removesuffix("_mean"), ", ".join(map(ast.unparse, [*node.args, *node.keywords]))
     if name in FUSED:
         yield Event("fused", FUSED[name])
     elif is_super_forward(node):
@@ -125,14 +145,25 @@ def _call_events(node: ast.Call) -> Iterator[Event]:
     elif name in ("mean", "sum", "var", "std"):
         numbers = [ast.unparse(part) for part in (*node.args, *(k.value for k in node.keywords if k.arg in ("dim", "axis")))]
         axis = next((number for number in numbers if number.lstrip("-").isdigit()), "")
-        biased = "unbiased=False" in text or "correction=0" in text
+        flags = [part.value for part in node.args if isinstance(part, ast.Constant) and isinstance(part.value, bool)]
+        biased = "unbiased=False" in text or "correction=0" in text or flags[:1] == [False]
         yield Event("stat", f"{name} {axis}" + " unbiased" * (name in ("var", "std") and not biased))
+        if name == "std":
+            yield Event("root")
+    elif name in ("clamp", "clamp_min", "clip", "max", "maximum") and any(_is_eps(part) for part in _given(node)):
+        yield Event("eps", "max")
     elif name in ("rsqrt", "sqrt") or (name == "pow" and "-0.5" in text):
         yield Event("root")
     elif name == "float" or (name in ("to", "type") and "torch.float32" in text):
         yield Event("widen")
     elif name in ("to", "type_as", "type", "half", "bfloat16"):
         yield Event("narrow")
+
+
+def _given(node: ast.Call) -> list[ast.expr]:
+    """Values of the arguments of a call."""
+    return [*node.args, *(keyword.value for keyword in node.keywords)]
+
 
 def last_name(node: ast.AST) -> str:
     """The last part of a dotted name, or ``""``."""
