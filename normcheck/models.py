@@ -266,7 +266,11 @@ def _implementation(layer: Found, seen: _Seen) -> Implementation:
     values, got = _values({"y": y[chosen]})
     captured = Captured(inputs, values["y"], got[0], len(inputs.x), len(x), seen.calls)
     options = {"captured": captured, "devices": (x.device.type,), "layouts": (layout,), "weight_dtype": inputs.weight_dtype}
-    return implementation_of(layer, norm, dtype, x.ndim, **options)
+    made = implementation_of(layer, norm, dtype, x.ndim, **options)
+    refused = made.refuses(tuple(x.shape))
+    if refused is not None:
+        raise ValueError(refused)
+    return made
 
 
 def _samples(shape: Sequence[int], pooled: bool) -> Any:

@@ -259,6 +259,22 @@ class UnreadableWrong(Unreadable):
         return Unreadable.forward(self, x) * 1.01
 
 
+class ChannelsFirst(nn.LayerNorm):
+    """Channels are moved last and back."""
+
+    def forward(self, x):
+        """One pass."""
+        return super().forward(x.transpose(1, -1)).transpose(1, -1)
+
+
+class ElsewhereFirst(nn.LayerNorm):
+    """The same in a way that is not read."""
+
+    def forward(self, x):
+        """One pass."""
+        return torch.swapaxes(super().forward(torch.swapaxes(x, 1, 3)), 1, 3)
+
+
 class Conditional(nn.BatchNorm1d):
     """Takes more than x."""
 
@@ -302,6 +318,17 @@ def test_a_layer_norm_by_std_passes_every_check():
     """Sound code is not accused where its claim was read."""
     torch.manual_seed(0)
     assert audit_model(nn.Sequential(StdLayerNorm(16)), torch.randn(8, 16)).failures == ()
+
+
+def test_channels_that_a_layer_moves_are_moved_for_it():
+    """A LayerNorm over axis 1 passes every check; where its axis is not found, it does not fit, and is not judged."""
+    torch.manual_seed(0)
+    x = torch.randn(4, 8, 3, 5)
+    assert audit_model(nn.Sequential(ChannelsFirst(8)), x, checks=["accuracy", "output-form", *ONLY]).failures == ()
+    (row,) = table(only(nn.Sequential(ElsewhereFirst(8)), x))
+    told = dict(zip(models.COLUMNS, row, strict=True))
+    assert told["outcome"] == "warned"
+    assert told["danger"].startswith("not judged: ")
 
 
 def test_a_layer_that_is_not_judged_is_a_warning():

@@ -39,6 +39,11 @@ _INHERITED = {
     "RMSNorm": (("normalized_shape", "width"), ("eps", "eps")),
     "GroupNorm": (("num_groups", "groups"), ("num_channels", "channels"), ("eps", "eps")),
 }
+_LAST = (
+    *("permute(0, 2, 3, 1)", "permute(0, 2, 1)", "permute(0, 2, 3, 4, 1)"),
+    *(f"{name}({axes})" for name in ("transpose", "movedim", "moveaxis") for axes in ("1, -1", "-1, 1")),
+)
+"""Calls that bring axis 1 to the end, or back."""
 _WIDTHS = ("hidden_size", "normalized_shape", "dim", "size", "num_channels", "c_in", "n", "group_size", "hidden_dim", "embed_dim")
 
 
@@ -302,8 +307,8 @@ class _Class:
     def _channels_first(self) -> bool:
         if "data_format" in dict(defaults(self.methods.get("__init__"))):
             return False
-        orders = [ast.unparse(node) for node in self._nodes if isinstance(node, ast.Call) and called(node) == "permute"]
-        moved = any(order.endswith(("permute(0, 2, 3, 1)", "permute(0, 2, 1)")) for order in orders)
+        calls = [ast.unparse(node) for node in self._nodes if isinstance(node, ast.Call)]
+        moved = any(call.endswith(_LAST) for call in calls)
         return moved or any(event.kind == "stat" and event.detail.split()[1:2] == ["1"] for event in self.events)
 
     def _inner(self) -> Iterator[str]:
