@@ -15,7 +15,7 @@ from normcheck.implementations import Implementation, frameworks, implementation
 from normcheck.norms import BatchNorm
 from normcheck.results import Outcome
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 
 FAULTS = {fault.name: fault for fault in faults()}
 SOUND = {norm.name: norm for norm in sound()}
@@ -117,6 +117,22 @@ def test_checkpointed_batch_norm_of_torch_updates_twice(name: str) -> None:
     (result,) = run_check(checks()["recomputed-update"], replace(_torch(name), profile="standard"))
     assert result.outcome is Outcome.WARNED
     assert "it was updated twice" in result.message
+
+
+def test_recomputation_of_a_function() -> None:
+    """One that returns its statistics cannot update twice; one that writes them, undeclared, does."""
+    written = Implementation(torch_batch_norm, BatchNorm(), name="mine")
+    outcomes = [
+        run_check(checks()["recomputed-update"], Context(own, "float32", profile="standard"))[0]
+        for own in (SOUND["batch-norm-with-statistics"], written)
+    ]
+    assert [result.outcome for result in outcomes] == [Outcome.SKIPPED, Outcome.WARNED]
+    assert outcomes[0].message == "new statistics are returned, not written"
+
+
+def torch_batch_norm(x, weight, bias, running_mean, running_var, training, momentum):
+    """Torch's own, which writes its statistics."""
+    return torch.nn.functional.batch_norm(x, running_mean, running_var, weight, bias, training, momentum)
 
 
 def test_tracked_instance_norm_of_torch() -> None:
