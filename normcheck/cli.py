@@ -15,6 +15,7 @@ from normcheck import commands, past
 from normcheck.console import print_table, progress
 from normcheck.judging import EXIT_CODES, NEW_FOLDER, claiming, tell_missing
 from normcheck.options import OptionError, implementation_of, one_of
+from normcheck.stored import put
 from normcheck.topics import TOPICS, listed
 
 if TYPE_CHECKING:
@@ -120,7 +121,7 @@ def explain(check_id: str | None, every: bool, output: Path | None) -> None:
     if output is None:
         click.echo(page if every else _with_headings(page), nl=False)
     else:
-        output.write_text(page, encoding="utf-8")
+        put(output, page)
 
 
 @main.command()
@@ -180,7 +181,7 @@ def _page_of_faults(source: Path, output: Path | None) -> bool:
     if output is None:
         click.echo(page, nl=False)
     else:
-        output.write_text(page, encoding="utf-8")
+        put(output, page)
     for line in stored.drift:
         click.echo(line, err=True)
     if stored.drift:

@@ -28,6 +28,7 @@ from normcheck.judging import (
     workers_of,
 )
 from normcheck.options import OptionError, checked, chosen, implementation_of
+from normcheck.stored import put
 
 if TYPE_CHECKING:
     from normcheck.audit import Audit
@@ -213,7 +214,7 @@ def _judge_model(given: Mapping[str, Any], planned: Mapping[str, Any]) -> None:
     rows = [[row[place] for place in shown] for row in models.table(judged)]
     print_table(f"Norm layers of {judged.born['model']}", models.SHOWN, rows)
     given["output"].mkdir(parents=True, exist_ok=True)
-    (given["output"] / "layers.md").write_text(models.markdown(judged), encoding="utf-8")
+    put(given["output"] / "layers.md", models.markdown(judged))
     finish(judged, False, given["output"], fail_on_warning=given["fail_on_warning"], strict_ledger=given["strict_ledger"])
 
 
@@ -227,6 +228,8 @@ def _stored(ctx: click.Context, options: Mapping[str, Any]) -> dict[str, Any]:
     from normcheck.engine import journal
 
     folder: Path = options["resumed"]
+    if not (folder / journal.NAME).exists():
+        raise OptionError(f"--resume={folder}, but it holds no {journal.NAME}: no audit was begun there")
     with one_line():
         header = journal.read(folder / journal.NAME)[0]
     settings = {**header["settings"], **(header["settings"].get("selection") or {})}
@@ -283,7 +286,7 @@ def _judge_zoo(given: Mapping[str, Any], planned: Mapping[str, Any], workers: in
         judged = zoo.judge(units, workers=workers, progress=moved, profile=planned["profile"], seed=planned["seed"])
     console().print(shown.table(judged))
     judged.write(given["output"] / "zoo.json")
-    (given["output"] / "faults.md").write_text(shown.render(judged), encoding="utf-8")
+    put(given["output"] / "faults.md", shown.render(judged))
     if judged.interrupted:
         raise KeyboardInterrupt
     raise click.exceptions.Exit(0 if judged.passed else 1)

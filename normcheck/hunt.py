@@ -25,6 +25,7 @@ from normcheck.formats import Array
 from normcheck.implementations import CallError, Implementation, frameworks
 from normcheck.recipes import Trial
 from normcheck.results import Outcome, Result
+from normcheck.stored import put
 from normcheck.variation import fresh, simpler, varied
 
 SCHEMA = 1
@@ -94,7 +95,7 @@ class Corpus:
         text = json.dumps({"schema": SCHEMA, "runs": self.runs, "finds": finds}, indent=1)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         scratch = self.path.with_suffix(".tmp")
-        scratch.write_text(text + "\n", encoding="utf-8")
+        put(scratch, text + "\n")
         scratch.replace(self.path)
 
 

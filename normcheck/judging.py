@@ -241,8 +241,10 @@ def print_plan(units: Sequence[Unit], costs: Costs | None = None) -> None:
         context = unit.context
         about = () if costs is None else (lasting(costs.total([unit])),)
         rows.append((context.implementation.name, context.dtype, context.device, *about, " ".join(c.id for c in unit.checks)))
+    from normcheck.reporters.summary import number as counted
+
     time = () if costs is None else ("about",)
-    print_table(f"{len(units)} parts", ("implementation", "dtype", "device", *time, "checks"), rows)
+    print_table(counted(len(units), "part"), ("implementation", "dtype", "device", *time, "checks"), rows)
 
 
 def lasting(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""What stored data must look like: kinds, held against what a file gives."""
+"""Files: how they are written, and what stored data must look like, kinds held against what a file gives."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import reprlib
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 TEXT = "text"
@@ -35,6 +36,20 @@ class Record:
     kinds: Mapping[str, Kind] = field(default_factory=dict)
     needed: tuple[str, ...] = ()
     rest: Kind = None
+
+
+def put(path: Path, content: str | bytes) -> None:
+    """Write a file; text as UTF-8, with lone surrogates escaped.
+
+    Raises
+    ------
+    OSError : if it cannot be written, naming the file, which a full disk does not by itself
+    """
+    data = content if isinstance(content, bytes) else content.encode("utf-8", "backslashreplace")
+    try:
+        path.write_bytes(data)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
 
 
 def expect(data: Any, kind: Kind, name: str = "") -> None:

@@ -16,6 +16,7 @@ from normcheck.checks import Check, checks
 from normcheck.faults import Fault, faults, sound, sound_warnings
 from normcheck.implementations import Implementation
 from normcheck.results import Outcome, Result
+from normcheck.stored import put
 
 SCHEMA = 1
 
@@ -156,7 +157,7 @@ class Zoo:
         lines = ",\n".join(json.dumps(one) for one in data.pop("zoo"))
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(f'{json.dumps(data, indent=1)[:-2]},\n "zoo": [\n{lines}\n]}}\n', encoding="utf-8")
+        put(target, f'{json.dumps(data, indent=1)[:-2]},\n "zoo": [\n{lines}\n]}}\n')
         return target
 
     def _missed(self, fault: Fault, judged: Judged) -> dict[str, Dtypes]:

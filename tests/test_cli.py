@@ -169,6 +169,17 @@ def test_json_is_written_before_the_report(judged: dict[str, Any], monkeypatch: 
     assert [path.name for path in Path("here").iterdir()] == ["audit.json"]
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+@pytest.mark.parametrize("name", ["report.md", "report.html", "junit.xml"])
+def test_a_full_disk_names_the_file(judged: dict[str, Any], folder: Path, name: str) -> None:
+    """Which report could not be written is said, exit code 3."""
+    (folder / "here").mkdir()
+    (folder / "here" / name).symlink_to("/dev/full")
+    shown = run("audit", "--framework", "numpy", "--output", "here")
+    assert shown.exit_code == 3
+    assert f"No space left on device: 'here/{name}'" in shown.stderr.splitlines()[-1]
+
+
 def test_audit_that_cannot_run_exits_3(judged: dict[str, Any]) -> None:
     """What normcheck itself raises is one line and exit code 3, no traceback."""
     judged["returns"] = OSError("no space\nleft")
@@ -335,6 +346,7 @@ def test_dry_run_prints_the_plan(folder: Path) -> None:
     assert shown.exit_code == 0
     assert re.search(r"textbook\.rms_norm +float32 +cpu +[\d.]+ s +[a-z]", shown.output)
     assert re.search(r"About [\d.]+ (s|min) with \d+ workers?, as ", shown.output)
+    assert "1 part\n" in re.sub(" +\n", "\n", shown.output)
     assert not (folder / "normcheck-report").exists()
 
 

@@ -264,6 +264,14 @@ def test_a_worker_that_cannot_start_ends_the_audit(monkeypatch: pytest.MonkeyPat
         lane._start()
 
 
+def test_memory_that_no_worker_can_start_with_ends_the_audit() -> None:
+    """A limit below what a worker process has at its start is one line that says how much that is."""
+    with pytest.raises(
+        EngineError, match=r"^memory_limit=1024, but should be more than the \d+ bytes that a worker starts with$"
+    ):
+        judged(rms, memory_limit=1024)
+
+
 def test_an_interrupt_stops_the_workers() -> None:
     """Ctrl-C during an isolated audit hands over what was measured, and leaves no process behind."""
 

@@ -114,8 +114,8 @@ def test_going_on_with_nothing(folder: Path) -> None:
     """A folder without a journal cannot be gone on with, in one line."""
     (folder / "empty").mkdir()
     shown = run("audit", "--resume", "empty")
-    assert shown.exit_code == 3
-    assert "normcheck could not run: empty/journal.jsonl cannot be read: No such file or directory" in shown.output
+    assert shown.exit_code == 2
+    assert "--resume=empty, but it holds no journal.jsonl: no audit was begun there" in shown.output
 
 
 def test_an_interrupted_command_can_be_gone_on_with(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

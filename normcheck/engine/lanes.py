@@ -149,10 +149,13 @@ class Lane:
 
         starting = _starting(self._frameworks)
         self._output = _Output(starting)
-        given = (self._output.writer, self.limits.memory or _free())
+        given = (self._output.writer,)
         self._pool = ProcessPool(max_workers=1, initializer=worker.prepare, initargs=given, context=starting)
         try:
-            self._worker = self._pool.schedule(worker.hello, timeout=_START).result()
+            self._worker = self._pool.schedule(worker.hello, (self.limits.memory or _free(),), timeout=_START).result()
+        except MemoryError as error:
+            self.close()
+            raise EngineError(str(error)) from None
         except Exception as error:  # noqa: BLE001 - whatever it is, nothing can be judged
             said = self._output.last()
             self.close()

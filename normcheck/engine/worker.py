@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -76,24 +77,41 @@ def decode(payload: bytes) -> Context:
     return replace(context, implementation=source)
 
 
-def prepare(output: Any, memory: int | None) -> None:
-    """Begin a worker: a session of its own, what it prints sent to the pipe, its memory limited to so many bytes."""
+def prepare(output: Any) -> None:
+    """Begin a worker: a session of its own, what it prints sent to the pipe."""
     if hasattr(os, "setsid"):
         os.setsid()
     for stream in (1, STDERR):
         os.dup2(output.fileno(), stream)
     faulthandler.enable(file=STDERR)
-    if memory is not None:
-        import resource
-
-        # address space would count what CUDA and torch only reserve
-        resource.setrlimit(resource.RLIMIT_DATA, (memory, resource.getrlimit(resource.RLIMIT_DATA)[1]))
     _BEFORE.update({module.__name__: dict(vars(module)) for module in _GUARDED})
 
 
-def hello() -> int:
-    """The number of this process."""
+def hello(memory: int | None) -> int:
+    """The number of this process, whose memory is limited to so many bytes from now on.
+
+    Raises
+    ------
+    MemoryError : if it has more than that already
+    """
+    if memory is not None:
+        import resource
+
+        taken = _taken()
+        if memory < taken:
+            raise MemoryError(f"memory_limit={memory}, but should be more than the {taken} bytes that a worker starts with")
+        # address space would count what CUDA and torch only reserve
+        resource.setrlimit(resource.RLIMIT_DATA, (memory, resource.getrlimit(resource.RLIMIT_DATA)[1]))
     return os.getpid()
+
+
+def _taken() -> int:
+    """Bytes that this process has allocated; 0 where the system does not tell."""
+    try:
+        lines = Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) << 10 for line in lines if line.startswith("VmData:")), 0)
 
 
 def judge(payload: bytes, check: str, seconds: float) -> Found:

@@ -8,6 +8,7 @@ from xml.sax.saxutils import escape, quoteattr
 from normcheck.reporters import summary
 from normcheck.reporters.summary import Judged
 from normcheck.results import Outcome
+from normcheck.stored import put
 
 SUFFIX = ".svg"
 GREEN, YELLOW, RED, GREY = "#1a7f37", "#8a5a00", "#b31d28", "#57606a"
@@ -17,7 +18,7 @@ _LETTER, _PAD = 6.6, 8.0  # width of a letter and of the margins, in pixels
 
 def write(audit: Judged, path: Path) -> None:
     """Write the badge."""
-    path.write_text(render(audit), encoding="utf-8", errors="backslashreplace")
+    put(path, render(audit))
 
 
 def render(audit: Judged) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from normcheck.born import born
 from normcheck.reference.certification import Certification, Tally
+from normcheck.stored import put
 
 COLUMNS = ("direction", "format", "elements", "mismatches", "ties", "to double-double", "to exact", "certified")
 
@@ -36,4 +37,4 @@ def write(found: Certification, path: Path, **settings: int) -> None:
     """The counts as JSON, with where they were made."""
     path.parent.mkdir(parents=True, exist_ok=True)
     data = {"born": born(("python-flint", "numba"), **settings), **found.to_dict()}
-    path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    put(path, json.dumps(data, indent=1) + "\n")

@@ -17,6 +17,7 @@ from markupsafe import Markup, escape
 from normcheck.reporters import summary, text
 from normcheck.reporters.summary import Finding, Judged
 from normcheck.results import Outcome, Result
+from normcheck.stored import put
 
 SUFFIX = ".html"
 MOST = 400
@@ -27,7 +28,7 @@ _INFINITE = 1e308  # stands for an error that JSON cannot hold
 
 def write(audit: Judged, path: Path) -> None:
     """Write the report."""
-    path.write_text(render(audit), encoding="utf-8", errors="backslashreplace")
+    put(path, render(audit))
 
 
 def render(audit: Judged) -> str:

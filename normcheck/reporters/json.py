@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any, Protocol
 
+from normcheck.stored import put
+
 SUFFIX = ".json"
 
 
@@ -24,7 +26,7 @@ def render(audit: Recorded) -> str:
 
 def write(audit: Recorded, path: Path) -> None:
     """Write the audit to a file."""
-    path.write_text(render(audit), encoding="utf-8")
+    put(path, render(audit))
 
 
 def _value(value: Any) -> str:

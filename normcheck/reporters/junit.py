@@ -10,6 +10,7 @@ from pathlib import Path
 from normcheck.reporters import summary, text
 from normcheck.reporters.summary import Judged
 from normcheck.results import Outcome, Result
+from normcheck.stored import put
 
 SUFFIX = ".xml"
 _FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # what XML 1.0 cannot hold
@@ -18,7 +19,7 @@ _ERRORS = (Outcome.BROKEN, Outcome.CRASHED, Outcome.TIMEOUT)
 
 def write(audit: Judged, path: Path) -> None:
     """Write the report."""
-    path.write_text(render(audit), encoding="utf-8", errors="backslashreplace")
+    put(path, render(audit))
 
 
 def render(audit: Judged) -> str:

@@ -14,6 +14,7 @@ import jinja2
 from normcheck.reporters import plots, summary, text
 from normcheck.reporters.summary import Finding, Judged
 from normcheck.results import Outcome, Result, Witness
+from normcheck.stored import put
 
 SUFFIX = ".md"
 MOST = 8
@@ -35,9 +36,9 @@ def write(audit: Judged, path: Path) -> None:
     drawings = plots.draw(audit)
     files = [path.with_name(f"{path.stem}-{drawing.name}.png") for drawing in drawings]
     for drawing, file in zip(drawings, files, strict=True):
-        file.write_bytes(drawing.png)
+        put(file, drawing.png)
     shown = [Plot(drawing.title, drawing.caption, file.name) for drawing, file in zip(drawings, files, strict=True)]
-    path.write_text(render(audit, shown, plots.missing() if not shown else ""), encoding="utf-8", errors="backslashreplace")
+    put(path, render(audit, shown, plots.missing() if not shown else ""))
 
 
 def render(audit: Judged, shown: Sequence[Plot] = (), note: str = "") -> str:

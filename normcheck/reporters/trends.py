@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from normcheck.reporters.plots import MARKS, OTHER_MARK, missing, png
 from normcheck.reporters.text import plain
+from normcheck.stored import put
 
 
 class Point(Protocol):
@@ -74,7 +75,7 @@ def _picture(name: str, of_dtype: Mapping[str, Trend], folder: Path) -> Path:
     with rc_context({"text.parse_math": False}):  # names are no formulas
         figure = Figure(figsize=(7.0, 3.5), dpi=120, layout="constrained")
         _lines(figure, name, of_dtype)
-        path.write_bytes(png(figure))
+        put(path, png(figure))
     return path
 
 
