@@ -205,14 +205,14 @@ def finish(
             click.echo(line)
     if interrupted or audit is None:
         raise KeyboardInterrupt
+    if lacking:
+        click.echo(f"The audit is not whole: {lacking}.", err=True)
+        raise click.exceptions.Exit(3)
     outcomes = {result.outcome for result in audit.results}
     counted = {Outcome.WARNED} if fail_on_warning else set()
     counted |= {Outcome.XPASSED} if strict_ledger else set()
     if outcomes <= {Outcome.SKIPPED}:
         click.echo("Nothing was judged: no check applies to what was chosen.", err=True)
-        raise click.exceptions.Exit(3)
-    if lacking:
-        click.echo(f"The audit is not whole: {lacking}.", err=True)
         raise click.exceptions.Exit(3)
     passed = audit.passed if known is None else known(audit)
     raise click.exceptions.Exit(0 if passed and not outcomes & counted else 1)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from normcheck import ledger
-from normcheck.audit import SCHEMA, Audit
+from normcheck.audit import PROFILES, SCHEMA, Audit
 from normcheck.engine.units import Key
 from normcheck.results import Outcome, Result
 
@@ -100,11 +100,11 @@ def _relabelled(audits: Mapping[str, Audit], tasks: dict[Key, list[Result]], hom
     for names in _environments(audits):
         keys = [key for key in _ordered(tasks) if home[key] in names]
         born = audits[names[0]].born
-        if "shard" not in born:
+        if "shard" not in born or born.get("profile") not in PROFILES:
             continue
         flat = [_unmarked(result) for key in keys for result in tasks[key]]
         versions = _versions(audits[name].born for name in names)
-        labelled = ledger.apply(flat, profile=born.get("profile", ""), versions=versions)
+        labelled = ledger.apply(flat, profile=born["profile"], versions=versions)
         done.update(_by_task(labelled))
     return done
 

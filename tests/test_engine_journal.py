@@ -153,6 +153,8 @@ def test_another_plan_is_refused(tmp_path: Path) -> None:
         ('{"task": []}\n', "holds no plan"),
         ('{"journal": 99}\n', "journal=99, but should be at most 1: it was written by a newer normcheck"),
         ('{"journal": 1}\nnonsense\n{}\n', "is damaged in line 2"),
+        ('{"journal": 1}\n{"task": ["i", "float32", "cpu", "c"], "results": [{}]}\n', "is damaged: check is missing"),
+        ('{"journal": 1}\n[]\n', "is damaged: "),
     ],
 )
 def test_files_that_are_no_journal_are_refused(tmp_path: Path, text: str | None, said: str) -> None:

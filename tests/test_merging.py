@@ -182,6 +182,11 @@ def test_an_empty_shard_is_there() -> None:
     assert merge({"full": full, "elsewhere": elsewhere}).born["interrupted"] == "shards 2/2, 1/2 are missing"
 
 
+def test_a_shard_of_an_unknown_profile_is_taken_as_it_is() -> None:
+    """What a file does not say of its birth keeps nothing from being merged."""
+    assert len(merge({"one": nc.Audit((result(),), {"shard": "1/1"})}).results) == 1
+
+
 def test_merged_parts_are_whole_together() -> None:
     """Shards that were merged in two steps are not missing."""
     first = merge(shards(1, 2, of=4))

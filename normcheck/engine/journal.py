@@ -137,7 +137,10 @@ def read(path: Path) -> tuple[dict[str, Any], dict[Key, list[Result]], int]:
         raise JournalError(f"{path} holds no plan: the audit was broken off before it began")
     if lines[0]["journal"] > FORMAT:
         raise JournalError(f"journal={lines[0]['journal']}, but should be at most {FORMAT}: it was written by a newer normcheck")
-    done = {_key(line["task"]): [Result.from_dict(result) for result in line["results"]] for line in lines[1:]}
+    try:
+        done = {_key(line["task"]): [Result.from_dict(result) for result in line["results"]] for line in lines[1:]}
+    except (ValueError, KeyError, TypeError) as error:
+        raise JournalError(f"{path} is damaged: {error}") from None
     return lines[0], done, len(whole)
 
 
