@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from normcheck.cli import main
 from normcheck.implementations import TargetError
 from normcheck.implementations.constructed import constructed
 from normcheck.options import OptionError, code_of, initial
+
+pytest_plugins = ["pytester"]
 
 pytest.importorskip("torch")
 
@@ -168,4 +171,5 @@ def test_classes_in_a_project(file: str, pytester: pytest.Pytester) -> None:
         """
     )
     pytester.makepyfile(layers=MODULE)
-    pytester.runpytest("-p", "normcheck.pytest_plugin", "--normcheck").assert_outcomes(passed=2)
+    plugin = () if entry_points(group="pytest11", name="normcheck") else ("-p", "normcheck.pytest_plugin")
+    pytester.runpytest(*plugin, "--normcheck").assert_outcomes(passed=2)
