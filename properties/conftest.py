@@ -58,7 +58,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 def _contexts(check: Check) -> Iterator[Context]:
     every = settings.get_current_profile_name() == "nightly"
-    for implementation in implementations():
+    for implementation in (one for one in implementations() if "cpu" in one.devices):
         for dtype in implementation.dtypes:
             context = Context(implementation, dtype, profile="quick", shrink=False)
             if (every or dtype in DTYPES) and not check.applies(context):

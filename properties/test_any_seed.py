@@ -20,20 +20,24 @@ CONTEXTS = [
     Context(implementation, dtype, profile="quick")
     for implementation in implementations()
     for dtype in implementation.dtypes
-    if dtype in DTYPES
+    if dtype in DTYPES and "cpu" in implementation.devices
 ]
+# what is known to fail one of these fails others by the same cause, with one seed or another
+GRADIENTS = ("parameter-gradients", "input-gradient")
 # the checks shrink their inputs themselves; a seed has nothing to shrink
 PHASES = set(settings().phases) - {Phase.shrink}
 
 
 def _contexts(check: str) -> list[Context]:
-    """Where a check applies, less where all that needs a bound fails by a cause that ``accuracy`` is known to show."""
-    sound = (context for context in CONTEXTS if check == "accuracy" or not CHECKS[check].requires or not _inaccurate(context))
+    """Where a check applies, less where all that needs a bound fails by a cause that is known from another check."""
+    causes = ("accuracy", *(GRADIENTS if "gradient" in check else ()))
+    others = [cause for cause in causes if cause != check and CHECKS[check].requires]
+    sound = (context for context in CONTEXTS if not any(_known(other, context) for other in others))
     return [context for context in sound if not CHECKS[check].applies(context)]
 
 
-def _inaccurate(context: Context) -> bool:
-    failure = context.result("accuracy", Outcome.FAILED)
+def _known(check: str, context: Context) -> bool:
+    failure = context.result(check, Outcome.FAILED)
     return any(entry.expects(failure) for entry in LEDGER)
 
 
