@@ -14,7 +14,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup, escape
 
-from normcheck.reporters import summary, text
+from normcheck.reporters import pages, summary, text
 from normcheck.reporters.summary import Finding, Judged
 from normcheck.results import Outcome, Result
 from normcheck.stored import put
@@ -189,14 +189,7 @@ def _listing(code: str) -> Markup:
 
 @cache
 def _template() -> jinja2.Template:
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader(__package__),
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
-        autoescape=True,
-        finalize=_harmless,
-    )
+    environment = pages.environment(autoescape=True, finalize=_harmless)
     environment.filters |= {"number": text.number, "count": summary.number, "listing": _listing, "some": summary.some}
     environment.globals |= {"indices": _indices, "difference": summary.difference}
     return environment.get_template("report.html.jinja")

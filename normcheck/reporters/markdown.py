@@ -11,7 +11,7 @@ from pathlib import Path
 
 import jinja2
 
-from normcheck.reporters import plots, summary, text
+from normcheck.reporters import pages, plots, summary, text
 from normcheck.reporters.summary import Finding, Judged
 from normcheck.results import Outcome, Result, Witness
 from normcheck.stored import put
@@ -152,13 +152,8 @@ def _percent(share: float | None) -> str:
 
 @cache
 def _template() -> jinja2.Template:
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader(__package__),
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
-        autoescape=False,  # noqa: S701 (this is no HTML; every value from outside goes through normcheck.reporters.text)
-    )
+    # this is no HTML: every value from outside goes through normcheck.reporters.text
+    environment = pages.environment(autoescape=False)
     environment.filters |= {"escaped": text.escaped, "code": text.code, "block": text.block, "difference": _difference}
     environment.filters |= {"url": urllib.parse.quote, "number_of": summary.number}
     environment.globals |= {"grades": _grades, "places": _places, "overview": _overview}
