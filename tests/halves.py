@@ -1,4 +1,4 @@
-"""Inputs whose norm is exactly one half of them, where eps is 3: what any adapter must get right to the bit."""
+"""What any adapter must get right to the bit: values pass unchanged, and signs with eps = 3 are exactly halved."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 
 from normcheck.formats import FORMATS
-from normcheck.implementations import Implementation, Inputs, call
+from normcheck.implementations import Framework, Implementation, Inputs, call
 
 EPS = 3.0
 
@@ -29,7 +29,8 @@ def inputs_for(implementation: Implementation, dtype: str) -> Inputs:
         given |= {"running_mean": np.zeros(fold.period), "running_var": np.ones(fold.period)}
     if implementation.residual:
         given["residual"] = np.zeros(shape)
-    return Inputs(fold.unfold(signs(8, 16)), **given, dtype=dtype, training=implementation.training is not False)
+    details = {"dtype": dtype, "weight_dtype": implementation.weight_dtype, "training": implementation.training is not False}
+    return Inputs(fold.unfold(signs(8, 16)), **given, **details)
 
 
 def assert_halves(implementation: Implementation, dtype: str) -> None:
@@ -44,4 +45,17 @@ def assert_halves(implementation: Implementation, dtype: str) -> None:
     exact = exact if inputs.bias is None else exact + fold.affine(inputs.bias)[of_row]
     output = call(varied, inputs)
     assert np.array_equal(output.y, fold.unfold(exact))
-    assert output.dtype == implementation.contract.output_format(FORMATS[dtype], FORMATS[dtype]).name
+    parameters = FORMATS[implementation.weight_dtype or dtype]
+    assert output.dtype == implementation.contract.output_format(FORMATS[dtype], parameters).name
+
+
+def assert_values_pass(adapter: Framework, dtype: str) -> None:
+    """Subnormal, extreme and infinite values arrive and return unchanged; no write to one array reaches another."""
+    fmt = FORMATS[dtype]
+    values = np.array([0.0, fmt.min_subnormal, fmt.min_normal, 1.0 + 2 * fmt.u, fmt.max, np.inf, -1.0])
+    native = adapter.to_native(values, dtype)
+    found, name = adapter.to_values(native)
+    assert np.array_equal(found, values)
+    assert name == dtype
+    assert adapter.shares_memory(native, native) is not getattr(adapter, "immutable", False)
+    assert not adapter.shares_memory(native, adapter.to_native(values, dtype))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import subprocess
 import sys
 
 import numpy as np
 import pytest
+from halves import assert_halves, assert_values_pass, inputs_for, signs
 
 from normcheck.formats import FORMATS
 from normcheck.implementations import (
@@ -37,40 +37,10 @@ X = np.array([[1.0, 2.0, 4.0, 8.0], [-1.0, 0.5, 0.25, 3.0]])
 EPS = 3.0
 
 
-def signs(rows: int, width: int) -> np.ndarray:
-    """Rows of as many +1 as -1, each in its own order: mean 0, variance 1, mean square 1."""
-    row = np.resize([1.0, -1.0], width)
-    return np.stack([np.random.default_rng(seed).permutation(row) for seed in range(rows)])
-
-
-def inputs_for(implementation: Implementation, dtype: str) -> Inputs:
-    """Signs in the implementation's shape, small integers as parameters, given statistics of mean 0 and variance 1."""
-    norm, axis = implementation.norm, implementation.channel_axis
-    shape = norm.shape_of(8, 16, min(implementation.ranks) if implementation.ranks else None, axis)
-    fold = norm.fold(shape, axis)
-    parameters = np.arange(norm.parameter_size(fold)) % 5 - 2.0
-    given = {name: parameters for name in ("weight", "bias") if implementation.takes(name)}
-    if norm.has_running:
-        given |= {"running_mean": np.zeros(fold.period), "running_var": np.ones(fold.period)}
-    training = implementation.training is not False
-    return Inputs(fold.unfold(signs(8, 16)), **given, dtype=dtype, weight_dtype=implementation.weight_dtype, training=training)
-
-
 @pytest.mark.parametrize(("implementation", "dtype"), CASES, ids=lambda value: getattr(value, "name", value))
 def test_the_exact_answer_is_given_where_there_is_one(implementation: Implementation, dtype: str) -> None:
     """Weight, bias, groups, statistics and eps arrive where they belong: signs with eps = 3 give halves exactly."""
-    varied = implementation.with_norm(dataclasses.replace(implementation.norm, eps=EPS))
-    assert varied is not None
-    inputs = inputs_for(implementation, dtype)
-    fold = implementation.norm.fold(inputs.x.shape, implementation.channel_axis)
-    exact = fold.fold(inputs.x) / 2
-    of_row = np.arange(fold.rows) % fold.period
-    exact = exact if inputs.weight is None else exact * fold.affine(inputs.weight)[of_row]
-    exact = exact if inputs.bias is None else exact + fold.affine(inputs.bias)[of_row]
-    output = call(varied, inputs)
-    assert np.array_equal(output.y, fold.unfold(exact))
-    promoted = implementation.contract.output_format(FORMATS[dtype], FORMATS[implementation.weight_dtype or dtype])
-    assert output.dtype == promoted.name
+    assert_halves(implementation, dtype)
 
 
 def test_all_four_libraries_are_there_or_said_to_be_missing() -> None:
@@ -84,13 +54,7 @@ def test_all_four_libraries_are_there_or_said_to_be_missing() -> None:
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
 def test_values_arrive_and_return_exactly(dtype: str) -> None:
     """Subnormal, extreme and infinite values pass through an array unchanged, and share no memory with the original."""
-    fmt = FORMATS[dtype]
-    values = np.array([0.0, fmt.min_subnormal, fmt.min_normal, 1.0 + 2 * fmt.u, fmt.max, np.inf, -1.0])
-    native = ADAPTER.to_native(values, dtype)
-    found, name = ADAPTER.to_values(native)
-    assert np.array_equal(found, values)
-    assert (name, str(native.dtype)) == (dtype, dtype)
-    assert not ADAPTER.shares_memory(native, native)
+    assert_values_pass(ADAPTER, dtype)
 
 
 def test_what_is_no_array_is_refused() -> None:
