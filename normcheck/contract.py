@@ -41,7 +41,7 @@ class Contract:
         integer, the largest number of additions on a path of the summation tree
     running_ddof : 1 if the running variance is updated with the unbiased batch variance, 0 with the biased one
     momentum_convention : ``"torch"``: new = (1-m)*old + m*batch; ``"keras"``: new = m*old + (1-m)*batch
-    overflow : what an output beyond the largest finite value becomes
+    overflow : what an output beyond the largest finite value becomes: ``"inf"``, ``"saturate"`` (that value) or ``"nan"``
     subnormals : promises that subnormal numbers are not flushed to zero
     deterministic, batch_invariant : promise equal bits from run to run, and whatever else is in the batch
     full_range : promises right results for every finite row, also where squares overflow the compute dtype

@@ -123,7 +123,7 @@ class Norm:
 
     def __post_init__(self) -> None:
         """Refuse settings that no norm has."""
-        _check_number("eps", self.eps, "a finite number >= 0", lambda value: value >= 0)
+        _check_eps(self.eps)
         _check_number("weight_offset", self.weight_offset, "a finite number", lambda value: True)
         if self.eps_placement not in PLACEMENTS:
             raise ValueError(f"eps_placement={self.eps_placement!r}, but should be one of {', '.join(PLACEMENTS)}")
@@ -281,7 +281,8 @@ class RMSNorm(_ElementNorm):
 class PartialRMSNorm(_ElementNorm):
     """RMSNorm with the mean square of the first ceil(fraction * D) elements (Zhang and Sennrich 2019, section 4).
 
-    The paper takes ceil(fraction * D) of them; ``rounding="floor"`` is the int(fraction * D) of its authors' code.
+    The paper takes ceil(fraction * D) of them, where the fraction is meant as it is written: 0.07 of 100 are 7.
+    ``rounding="floor"`` is the int(fraction * D) of its authors' code, in float64, but at least 1.
     """
 
     center = False
@@ -444,6 +445,13 @@ def _check_number(name: str, value: Any, expected: str, holds: Callable[[Any], b
     number = isinstance(value, numbers.Real) and not isinstance(value, bool)
     if not (number and math.isfinite(value) and holds(value)):
         raise ValueError(f"{name}={value!r}, but should be {expected}")
+
+
+def _check_eps(eps: Any) -> None:
+    if isinstance(eps, numbers.Integral) and int(eps) > 1:
+        # RMSNorm(768) is meant as a width
+        raise ValueError(f"eps={eps!r}, but should be a float such as 1e-5; sizes are named, such as normalized_shape={eps!r}")
+    _check_number("eps", eps, "a finite number >= 0", lambda value: value >= 0)
 
 
 def _check_momentum(momentum: float | None) -> None:

@@ -119,6 +119,7 @@ BAD = [
     (lambda: n.RMSNorm(eps=float("nan")), r"eps=nan, but should be a finite number >= 0"),
     (lambda: n.RMSNorm(eps=float("inf")), r"eps=inf, but should be a finite number"),
     (lambda: n.RMSNorm(eps="1e-5"), r"eps='1e-5', but should be a finite number"),
+    (lambda: n.RMSNorm(768), r"eps=768, but should be a float such as 1e-5; sizes are named, such as normalized_shape=768"),
     (lambda: n.RMSNorm(eps=True), r"eps=True, but should be a finite number"),
     (lambda: n.LayerNorm(eps_placement="beside"), r"eps_placement='beside', but should be one of inside, outside, max"),
     (lambda: n.LayerNorm(ddof=2), r"ddof=2, but should be 0 or 1"),

@@ -149,6 +149,14 @@ def test_empty_arrays() -> None:
 
 X = np.ones((2, 4), np.float32)
 STORED = Contract(residual_rounding="storage")
+class Foreign:
+    """Stands for a tensor of another library that numpy cannot hold."""
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        """As torch says it of bfloat16."""
+        raise TypeError("Got unsupported ScalarType BFloat16")
+
+
 REFUSED: list[tuple[n.Norm, dict[str, Any], str]] = [
     (n.LayerNorm(), {"x": X, "weight": np.ones(3)}, r"weight has 3 elements \(shape \(3,\)\), but should have 4"),
     (n.LayerNorm(), {"x": X, "bias": np.ones(5)}, r"bias has 5 elements \(shape \(5,\)\), but should have 4"),
@@ -156,6 +164,8 @@ REFUSED: list[tuple[n.Norm, dict[str, Any], str]] = [
     (n.LayerNorm(), {"x": X.astype(int)}, r"x: dtype=dtype\('int64'\), but should be one of float64, float32"),
     (n.LayerNorm(), {"x": X * 1j}, r"x: dtype=dtype\('complex64'\), but should be one of"),
     (n.LayerNorm(), {"x": X, "weight": np.ones(4, int)}, r"weight: dtype=dtype\('int64'\), but should be one of"),
+    (n.LayerNorm(), {"x": X, "contract": "once"}, r"contract='once', but should be a Contract such as"),
+    (n.LayerNorm(), {"x": Foreign()}, r"x is Foreign, but should be a numpy array; 16 and 8 bit in a dtype of ml_dtypes"),
     (n.LayerNorm(), {"x": X, "dtype": "float7"}, r"dtype='float7', but should be one of"),
     (n.LayerNorm(5), {"x": X}, r"shape=\(2, 4\), but should end in normalized_shape=\(5,\)"),
     (n.BatchNorm(), {"x": X, "training": False}, r"running_mean=None, but should be given where training=False"),

@@ -38,16 +38,18 @@ def reference(
     (``"storage"``) or to the compute dtype (``"compute"``); and for ``cast="before_weight"`` the standardized value to x's dtype,
     after which ``(offset + w) * n + b`` is exact until its one rounding.
 
-    Any finite input is exact, whatever its size. An Inf or a NaN in a row, zero spread without eps, and weights that are not
-    finite follow the rules in `normcheck.reference.exceptional`; a zero or constant row with eps > 0 gives exactly the bias
-    (centred) or the formula's value. What exceeds the format's largest value becomes inf, or NaN where the format has none.
+    Any finite input is exact, whatever its size. A NaN in a row makes it NaN, and so does an Inf where a mean is subtracted; else
+    an Inf gives NaN for itself and 0 for the others, before weight and bias. Given statistics, weights and biases follow IEEE
+    arithmetic element by element; zero spread without eps is 0/0. A zero or constant row with eps > 0 gives exactly the bias
+    (centred) or the formula's value. What exceeds the format's largest value becomes inf, or NaN where the format has none,
+    whatever ``contract.overflow`` promises of an implementation.
 
     Parameters
     ----------
     norm : what is computed
     x : array of float64, float32, float16, bfloat16, float8_e4m3fn or float8_e5m2
     weight, bias : as many elements as the norm has parameters, in any of these dtypes; None for 1 and 0
-    residual : array like x, added before the norm
+    residual : array like x, added before the norm; ``contract.residual_rounding`` says how the sum is rounded
     running_mean, running_var : one per channel, used by a norm that keeps running statistics where ``training`` is False
     training : whether such a norm uses the input's own statistics
     contract : the promised arithmetic; `Contract()` by default
@@ -116,7 +118,9 @@ def prepare(
     """
     if not isinstance(norm, Norm):
         raise ValueError(f"norm={norm!r}, but should be a norm such as LayerNorm(eps=1e-5)")
-    contract = contract or Contract()
+    contract = Contract() if contract is None else contract
+    if not isinstance(contract, Contract):
+        raise ValueError(f"contract={contract!r}, but should be a Contract such as Contract(cast='before_weight')")
     values = as_values("x", x)
     fmt_x = format_of(values.dtype)
     if bias is not None and not norm.has_bias:
@@ -146,7 +150,11 @@ def as_values(name: str, array: npt.ArrayLike) -> npt.NDArray[Any]:
     ------
     ValueError : for integers, complex numbers and anything else
     """
-    values = np.asarray(array)
+    try:
+        values = np.asarray(array)
+    except (TypeError, RuntimeError) as error:  # what other libraries say of arrays that numpy cannot hold
+        text = f"{name} is {type(array).__name__}, but should be a numpy array; 16 and 8 bit in a dtype of ml_dtypes ({error})"
+        raise ValueError(text) from None
     try:
         format_of(values.dtype)
     except ValueError as error:
