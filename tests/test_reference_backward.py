@@ -1,4 +1,4 @@
-"""nc.reference_grad: certified gradients of every norm, their rounding, their specials and what is refused."""
+"""reference_grad: certified gradients of every norm, their rounding, their specials and what is refused."""
 
 from __future__ import annotations
 
@@ -262,3 +262,60 @@ def test_refuses_what_does_not_fit(arguments: dict[str, Any], message: str) -> N
     """Arguments that do not fit raise ValueError that names the value and what was expected."""
     with pytest.raises(ValueError, match=message):
         reference_grad(n.LayerNorm(), X, **arguments)
+
+
+@pytest.mark.parametrize("numba", ["0", "1"])
+def test_sums_of_zero_are_positive(monkeypatch: pytest.MonkeyPatch, numba: str) -> None:
+    """Mirrored rows cancel to +0, and so does what underflows, whichever loops add up."""
+    monkeypatch.setenv("NORMCHECK_NUMBA", numba)
+    rng = np.random.default_rng(0)
+    x, dy = (rng.normal(size=(5, 16)).astype(np.float16) for _ in range(2))
+    mirrored = reference_grad(n.LayerNorm(), np.vstack([x, x]), np.vstack([dy, -dy]), np.ones(16, np.float16))
+    assert mirrored.dweight is not None
+    assert not mirrored.dweight.view(np.uint16).any()
+    tiny = np.array([[1.0], [-1.0], [-(2.0**-60)]])
+    under = reference_grad(n.LayerNorm(), np.ones((3, 1)), tiny, None, np.zeros(1, np.float16))
+    assert under.dbias is not None
+    assert not under.dbias.view(np.uint16).any()
+
+
+@pytest.mark.parametrize("numba", ["0", "1"])
+@pytest.mark.parametrize(
+    ("row", "at", "expected"),
+    [
+        ([1.4, -1.3, 4.1], 0, np.inf),  # the mean lies 7e-17 below the element
+        ([-6.2, -9.5, 0.0, -9.1], 0, -np.inf),
+        ([1.0, 2.0, 3.0], 1, np.nan),  # inf times exactly nothing
+        ([1.0, 2.0, 3.0], 0, -np.inf),
+    ],
+)
+def test_an_infinite_dy_meets_the_exact_sign(
+    monkeypatch: pytest.MonkeyPatch, numba: str, row: list[float], at: int, expected: float
+) -> None:
+    """The gradient of the weight is an infinity of the exact sign of n, however near the element lies to the mean."""
+    monkeypatch.setenv("NORMCHECK_NUMBA", numba)
+    dy = np.zeros((1, len(row)))
+    dy[0, at] = np.inf
+    found = reference_grad(n.LayerNorm(), np.array([row]), dy, np.ones(len(row)))
+    assert found.dweight is not None
+    assert np.array_equal(found.dweight[at], expected, equal_nan=True)
+    assert found.uncertified == 0
+
+
+@pytest.mark.parametrize(
+    ("norm", "shape", "parameters"),
+    [
+        (n.LayerNorm(), (4, 0), 0),
+        (n.RMSNorm(), (0,), 0),
+        (n.GroupNorm(1), (2, 0, 3), 0),
+        (n.LayerNorm(), (0, 4), 4),
+        (n.BatchNorm(), (0, 4), 4),
+    ],
+)
+def test_nothing_has_gradients_of_zero(norm: n.Norm, shape: tuple[int, ...], parameters: int) -> None:
+    """Empty rows and empty batches give an empty dx, and zeros for the parameters that there are."""
+    nothing = np.zeros(shape, np.float32)
+    found = reference_grad(norm, nothing, nothing, np.ones(parameters, np.float32))
+    assert found.dx.shape == shape
+    assert found.dweight is not None
+    assert found.dweight.tolist() == [0.0] * parameters

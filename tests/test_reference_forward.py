@@ -188,3 +188,12 @@ def test_refuses_what_does_not_fit(norm: n.Norm, arguments: dict[str, Any], mess
     """Arguments that do not fit the norm raise ValueError that names the value and what was expected."""
     with pytest.raises(ValueError, match=message):
         reference(norm, **arguments)
+
+
+def test_an_offset_and_a_weight_may_overflow_together() -> None:
+    """offset + w beyond float64 is exact as well where the cast stands before the weight, as it is without."""
+    x, weight = np.array([[1e-10, -1e-10, 2e-10]]), np.full(3, 1.7e308)
+    norm = n.LayerNorm(eps=1.0, weight_offset=1.5e308)
+    y = reference(norm, x, weight, contract=Contract(cast="before_weight"))
+    assert np.isfinite(y).all()
+    assert (np.abs(y - reference(norm, x, weight)) <= np.spacing(np.abs(y))).all()

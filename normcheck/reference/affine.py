@@ -41,7 +41,8 @@ def affine_rounded(n: Array, p: Problem, fmt: Format) -> Array:
         safe = np.logical_and.reduce([_moderate(n), _moderate(weight[0]), _moderate(bias)])
         value, settled = settle(Triple(hi, lo, 7.1 * U2 * np.abs(product[0]) + 2.1 * U2 * np.abs(hi)), fmt)
         ieee = n * weight[0] + bias
-        finite = np.isfinite(n) & np.isfinite(weight[0]) & np.isfinite(bias)
+        # offset + w may overflow where w does not
+        finite = np.isfinite(n) & np.isfinite(zero if p.weight is None else zero + p.weight) & np.isfinite(bias)
         value = np.where(finite, value, fmt.round(ieee))
     for r, i in zip(*np.nonzero(finite & ~(settled & safe)), strict=True):
         value[r, i] = _exactly(float(n[r, i]), p, r, i, fmt)

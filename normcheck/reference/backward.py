@@ -58,7 +58,7 @@ def reference_grad(
     ``dresidual``, the gradient of the sum as a second output. Roundings that the contract prescribes inside the forward pass (the
     residual sum, the standardized value before the weight) shape the values that the gradient is taken at and count as the
     identity in it. With own statistics an Inf or NaN in x, dy or weight makes its row of dx NaN; in sums it acts by IEEE
-    arithmetic.
+    arithmetic, where an infinite dy meets the exact sign of what it is multiplied by. Sums that are or round to zero are +0.
 
     Parameters
     ----------

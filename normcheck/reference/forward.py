@@ -42,7 +42,8 @@ def reference(
     an Inf gives NaN for itself and 0 for the others, before weight and bias. Given statistics, weights and biases follow IEEE
     arithmetic element by element; zero spread without eps is 0/0. A zero or constant row with eps > 0 gives exactly the bias
     (centred) or the formula's value. What exceeds the format's largest value becomes inf, or NaN where the format has none,
-    whatever ``contract.overflow`` promises of an implementation.
+    whatever ``contract.overflow`` promises of an implementation. The sign of a zero is the same everywhere, and says nothing of
+    the side from which a value underflows.
 
     Parameters
     ----------

@@ -9,6 +9,7 @@ certified.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from normcheck.norms import Fold
 from normcheck.reference import arithmetic as dd
 from normcheck.reference.arithmetic import DD, U2, U, height, tree_sum, tree_sum_dd
 from normcheck.reference.exact import ExactRow, exact_row, integers, is_tie, root_enclosure, round_fraction
+from normcheck.reference.exceptional import exceptional
 from normcheck.reference.float64 import in_range, level0, standardized
 from normcheck.reference.ladder import Certified, Level, certify_problem, round_problem
 from normcheck.reference.loops_dd import LOST, underflow
@@ -157,11 +159,13 @@ class _Work:
 
 
 def parameter_gradient(p: Problem, dy: Any, fold: Fold, factor: Factor, fmt: Format, counts: dict[str, int]) -> Array:
-    """Sums of dy times a factor per parameter, rounded; (period, K) float64.
+    """Sums of dy times a factor per parameter, rounded; (period, K) float64. What is or rounds to zero is +0.
 
     ``counts`` are raised by ``elements``, ``level1``, ``level2``, ``ties`` and ``uncertified``.
     """
     work = _Work(p, dy, fold, factor)
+    if 0 in p.shape:
+        return np.zeros((fold.period, _count(fold)))
     with np.errstate(all="ignore"):
         totals = _sum_all(work, "float64")
         value, settled = _round(totals, fmt)
@@ -175,19 +179,20 @@ def parameter_gradient(p: Problem, dy: Any, fold: Fold, factor: Factor, fmt: For
             left = np.argwhere(~settled)
             counts["level2"] += len(left)
             _resolve(work, fmt, value, left, counts)
-        return value
+        return value + 0.0  # the levels would not agree on the sign of a zero
 
 
 def _round(totals: Totals, fmt: Format) -> tuple[Array, Mask]:
     value, settled = settle(Triple(totals.hi, totals.lo, totals.err), fmt)
-    special = totals.special != 0
-    return np.where(special, fmt.round(totals.special), value), settled | special
+    # an infinity beside a term of which nothing is known may still become a NaN
+    special = np.isnan(totals.special) | ((totals.special != 0) & np.isfinite(totals.err))
+    return np.where(special, fmt.round(totals.special), value), settled & (totals.special == 0) | special
 
 
 def _sum_all(work: _Work, level: Level, columns: Index | None = None) -> Totals:
     """Sums of all parameters, or of those in some columns."""
     fold = work.fold
-    count = (fold.width // fold.repeat if fold.repeat else 1) if columns is None else len(columns)
+    count = _count(fold) if columns is None else len(columns)
     totals = Totals(*(np.zeros((fold.period, count)) for _ in range(4)))
     large = level == "float64" and fastest(fold.rows * fold.width).narrow
     blocks = aligned_blocks(fold.rows, fold.width, fold.period, 4 * BLOCK if large else BLOCK)
@@ -195,6 +200,11 @@ def _sum_all(work: _Work, level: Level, columns: Index | None = None) -> Totals:
         first = chosen.start % fold.period
         totals[slice(first, first + len(part.hi))].add(part)
     return totals
+
+
+def _count(fold: Fold) -> int:
+    """Parameters that a row meets."""
+    return fold.width // fold.repeat if fold.repeat else 1
 
 
 def aligned_blocks(rows: int, width: int, period: int, elements: int) -> Iterator[slice]:
@@ -248,10 +258,11 @@ def _low(n: Triple) -> Array:
 def _ieee(dy: Array, n: Triple, product: DD, err: Array) -> tuple[DD, Array, Array]:
     """Products and errors with those taken out that IEEE arithmetic decides, and these."""
     known = np.isfinite(product[0]) & np.isfinite(product[1])
-    decided = ~np.isfinite(product[0]) & (~np.isfinite(dy) | ((n.err == 0) & ~np.isfinite(n.hi)))
+    signed = (n.err == 0) | (np.abs(n.hi) > n.err)  # an infinite dy has the sign of n, and is NaN where n is 0
+    decided = ~np.isfinite(product[0]) & (np.isnan(dy) | (np.isinf(dy) & signed) | ((n.err == 0) & ~np.isfinite(n.hi)))
     err = np.where(decided, 0.0, np.where(known, err, np.inf))
     hi, lo = (np.where(known, part, 0.0) for part in product)
-    return (hi, lo), err, np.where(decided, product[0], 0.0)
+    return (hi, lo), err, np.where(decided, dy * n.hi, 0.0)
 
 
 def _products(dy: Array, n: Triple, level: Level) -> tuple[DD, Array]:
@@ -287,7 +298,10 @@ def _resolve(work: _Work, fmt: Format, value: Array, left: Index, counts: dict[s
     """Replace the values of the parameters (row, column) in ``left`` by what rationals decide."""
     for k in np.unique(left[:, 0]):
         columns = left[left[:, 0] == k, 1].tolist()
-        for column, (a, roots) in zip(columns, _collect(work, int(k), columns), strict=True):
+        for column, (special, a, roots) in zip(columns, _collect(work, int(k), columns), strict=True):
+            if special != 0:
+                value[k, column] = fmt.round(np.float64(special))
+                continue
             decided = _decide(a, [(b, t) for t, b in roots.items() if b != 0], fmt)
             if decided is None:
                 counts["uncertified"] += 1
@@ -296,24 +310,42 @@ def _resolve(work: _Work, fmt: Format, value: Array, left: Index, counts: dict[s
                 counts["ties"] += tie
 
 
-Collected = list[tuple[Fraction, dict[Fraction, Fraction]]]
+Collected = list[tuple[float, Fraction, dict[Fraction, Fraction]]]
 
 
 def _collect(work: _Work, k: int, columns: list[int]) -> Collected:
-    """Per column the rational part of its sum, and the factors of the roots by what stands under them."""
+    """Per column what IEEE arithmetic decides, the rational part of its sum, and the factors of roots by their radicands."""
     if isinstance(work.factor, One):
         return _collect_dy(work, k, columns)
     p, dy, fold, factor = work.problem, work.dy, work.fold, work.factor
     repeat = fold.repeat or fold.width
-    rational, roots = [Fraction(0)] * len(columns), [defaultdict[Fraction, Fraction](Fraction) for _ in columns]
+    special, rational = [0.0] * len(columns), [Fraction(0)] * len(columns)
+    roots = [defaultdict[Fraction, Fraction](Fraction) for _ in columns]
     for r in range(k, len(p.x), fold.period):
-        element, slope = factor.exact(p, r), np.asarray(dy[slice(r, r + 1)], np.float64)[0]
+        chosen = slice(r, r + 1)
+        element, slope = factor.exact(p, r), np.asarray(dy[chosen], np.float64)[0]
+        mask, ieee = (part[0] for part in exceptional(p.rows(chosen)))
         for position, column in enumerate(columns):
             for i in range(column * repeat, (column + 1) * repeat):
+                if mask[i] or not math.isfinite(slope[i]):
+                    special[position] += float(slope[i]) * (float(ieee[i]) if mask[i] else _sign(element(i)))
+                    continue
                 root, factor_dy = element(i), Fraction(float(slope[i]))
                 rational[position] += factor_dy * root.a
                 roots[position][root.t] += factor_dy * root.b
-    return list(zip(rational, roots, strict=True))
+    return list(zip(special, rational, roots, strict=True))
+
+
+def _sign(root: Root) -> float:
+    """-1, 0 or 1; a root beside a rational is narrowed until it decides."""
+    if root.b == 0:
+        return float((root.a > 0) - (root.a < 0))
+    bits = 128
+    while True:
+        lower, upper = sorted(root.a + root.b * end for end in root_enclosure(root.t, bits))
+        if lower > 0 or upper < 0:
+            return 1.0 if lower > 0 else -1.0
+        bits *= 2
 
 
 def _collect_dy(work: _Work, k: int, columns: list[int]) -> Collected:
@@ -324,7 +356,7 @@ def _collect_dy(work: _Work, k: int, columns: list[int]) -> Collected:
     parts = [work.dy[np.arange(start, min(start + step, work.fold.rows), period)][:, met] for start in starts]
     elements = np.concatenate(parts).astype(np.float64).reshape(-1, len(columns), repeat)
     sums = (integers(elements[:, position].ravel()) for position in range(len(columns)))
-    return [(sum(whole) * unit, {}) for whole, unit in sums]
+    return [(0.0, sum(whole) * unit, {}) for whole, unit in sums]
 
 
 def _decide(a: Fraction, roots: list[tuple[Fraction, Fraction]], fmt: Format) -> tuple[float, bool] | None:
