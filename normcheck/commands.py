@@ -151,7 +151,10 @@ def merge(output: Path, sources: Sequence[Path], fail_on_warning: bool, strict_l
     if len(set(sources)) < len(sources) or repeated(audits):
         click.echo(repeated(audits) or "An audit was given several times; it counts once.", err=True)
     if keep is not None:
-        history.keep(whole, keep)
+        try:
+            history.keep(whole, keep)
+        except ValueError as error:
+            raise OptionError(f"--keep: {error}") from None
     lacking = whole.born.get("interrupted", "")
     finish(whole, False, output, fail_on_warning=fail_on_warning, strict_ledger=strict_ledger, lacking=lacking)
 

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -165,9 +166,21 @@ def stored(folder: Path) -> dict[str, Audit]:
 
 
 def keep(audit: Audit, folder: Path) -> Path:
-    """Write an audit into a folder, named by the time of its birth, so that names sort as the audits came."""
-    name = str(audit.born.get("utc", "")).replace("+00:00", "Z").replace(":", "-")
-    return audit.write(folder / f"{name or 'audit'}.json")
+    """Write an audit into a folder, named by the time of its birth, so that names sort as the audits came.
+
+    Raises
+    ------
+    ValueError : for a time that is none: what a file says of itself must not choose where it is written
+    """
+    return audit.write(folder / f"{_date(str(audit.born.get('utc', '')))}.json")
+
+
+def _date(utc: str) -> str:
+    """A time as the name of a file, from its parsed parts alone."""
+    try:
+        return datetime.fromisoformat(utc).isoformat().replace("+00:00", "Z").replace(":", "-") if utc else "audit"
+    except ValueError:
+        raise ValueError(f"utc={utc!r}, but should be a time such as '2026-03-01T00:00:00+00:00'") from None
 
 
 def _cases(audit: Audit) -> dict[Case, Result]:

@@ -136,6 +136,21 @@ def test_kept_audits_sort_as_they_came(tmp_path: Path) -> None:
     assert list(stored(tmp_path)) == ["2026-01", sooner.stem, later.stem]
 
 
+@pytest.mark.parametrize("utc", ["../../outside", "/outside", "yesterday"])
+def test_what_is_no_time_names_no_file(tmp_path: Path, utc: str) -> None:
+    """A file that says that it was born at a path, or at no time at all, is not kept anywhere."""
+    folder = tmp_path / "a" / "b"
+    with pytest.raises(ValueError, match=r"utc='.+', but should be a time such as '2026-03-01T00:00:00\+00:00'"):
+        keep(audit(result(), utc=utc), folder)
+    assert not list(tmp_path.rglob("*"))
+
+
+def test_a_time_with_a_slash_stays_in_the_folder(tmp_path: Path) -> None:
+    """Only the parts of a time make the name, whatever stands between them; without a time it is a name of its own."""
+    assert keep(audit(result(), utc="2026-03-01/10:00:00"), tmp_path) == tmp_path / "2026-03-01T10-00-00.json"
+    assert keep(audit(result(), utc=""), tmp_path) == tmp_path / "audit.json"
+
+
 @pytest.mark.parametrize(("text", "said"), [(None, "holds no audit"), ("{}", "one.json is no audit: schema is missing")])
 def test_folders_without_audits_are_refused(tmp_path: Path, text: str | None, said: str) -> None:
     """An empty folder, or a file in it that is no audit, is an error that names it."""

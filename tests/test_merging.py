@@ -220,3 +220,13 @@ def test_what_was_judged_twice_is_told(tmp_path: Path, monkeypatch: pytest.Monke
     assert "1 task was judged in several audits, with the same results: 1.json, whole.json\n" in beside.output
     same = CliRunner().invoke(cli.main, ["merge", "out", "whole.json", "whole.json"])
     assert "An audit was given several times; it counts once.\n" in same.output
+
+
+def test_a_malformed_time_keeps_nothing(tmp_path: Path) -> None:
+    """merge --keep refuses, in one line, an audit whose time is a path."""
+    source, kept = tmp_path / "one.json", tmp_path / "kept" / "deep"
+    nc.Audit((result(),), born(utc="../../outside")).write(source)
+    done = CliRunner().invoke(cli.main, ["merge", str(tmp_path / "out"), str(source), "--keep", str(kept)])
+    assert done.exit_code == 2
+    assert "--keep: utc='../../outside', but should be a time" in done.output
+    assert [path.name for path in tmp_path.iterdir()] == ["one.json"]
