@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
+import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -29,7 +34,8 @@ class _Group(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command."""
         try:
-            return super().invoke(ctx)
+            with _terminable():
+                return super().invoke(ctx)
         except KeyboardInterrupt:
             click.echo("Interrupted.", err=True)
             ctx.exit(130)
@@ -42,6 +48,28 @@ class _Group(click.Group):
             text = " ".join(str(error).split())
             click.echo(f"normcheck could not run: {type(error).__name__}: {text} ({where.name}, line {where.lineno})", err=True)
             ctx.exit(3)
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """A context in which the first SIGTERM is what Ctrl-C is, unless the caller handles it; the next ends all."""
+    before = signal.getsignal(signal.SIGTERM)
+    if before is not signal.SIG_DFL or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    own = os.getpid()
+
+    def stop(number: int, _frame: FrameType | None) -> None:
+        signal.signal(number, before)
+        if os.getpid() != own:
+            os.kill(os.getpid(), number)  # a child that the code has forked has nothing to write
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @click.group(cls=_Group, epilog=EXIT_CODES, context_settings={"help_option_names": ["-h", "--help"]})

@@ -26,7 +26,7 @@ Exit codes:
   2    wrong usage
   3    the audit itself could not run, nothing could be judged, nothing is in common with what it is held
        against, or a shard of what is merged is missing
-  130  interrupted; what was measured until then is written
+  130  interrupted, by Ctrl-C or SIGTERM; what was measured until then is written
 """
 
 Command = TypeVar("Command", bound=Callable[..., Any])

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -188,3 +192,36 @@ def test_a_scheduler_that_is_not_there(folder: Path) -> None:
     shown = run("audit", *FEW, "--scheduler", "nonsense://here")
     assert shown.exit_code == 3
     assert "normcheck could not run: scheduler='nonsense://here' cannot be reached" in " ".join(shown.output.split())
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="a signal that can be handled is POSIX's")
+def test_a_terminated_audit_writes_what_was_done(folder: Path) -> None:
+    """SIGTERM is what Ctrl-C is: the report of what was done is written, exit code 130."""
+    options = ("--framework", "numpy", "--profile", "quick", "--workers", "1", "--output", "out")
+    environment = {**os.environ, "PYTHONPATH": str(Path(nc.__file__).parents[1])}
+    command = (sys.executable, "-m", "normcheck", "audit", *options)
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as running:
+        journal = folder / "out" / "journal.jsonl"
+        while running.poll() is None and not (journal.exists() and journal.read_bytes().count(b"\n") > 3):
+            time.sleep(0.05)
+        running.send_signal(signal.SIGTERM)
+        said = running.communicate()[1]
+    assert running.returncode == 130, said
+    assert "Interrupted." in said
+    stored = nc.Audit.read(folder / "out" / "audit.json")
+    assert "tasks were done" in stored.born["interrupted"]
+    assert len(stored.results) >= 3
+
+
+@pytest.mark.parametrize("before", [signal.SIG_DFL, signal.SIG_IGN])
+def test_the_handling_of_signals_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch, before: Any) -> None:
+    """Within a command SIGTERM interrupts, unless its caller has decided otherwise; behind it all is as before."""
+    found: list[Any] = []
+    monkeypatch.setattr(cli, "listed", lambda name: (found.append(signal.getsignal(signal.SIGTERM)), ((), ()))[1])
+    old = signal.signal(signal.SIGTERM, before)
+    try:
+        assert run("list", "norms").exit_code == 0
+        assert signal.getsignal(signal.SIGTERM) is before
+    finally:
+        signal.signal(signal.SIGTERM, old)
+    assert (found[0] is before) == (before is signal.SIG_IGN)
