@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import re
 import signal
 import threading
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -32,7 +33,10 @@ class _Group(click.Group):
     """Turns what escapes a command into the documented exit codes, without a traceback."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run a command."""
+        """Run a command; of a fatal signal, such as a segfault where user code is imported, it is told where it came."""
+        if not faulthandler.is_enabled():
+            with suppress(ValueError, OSError):  # where stderr is no file
+                faulthandler.enable()
         try:
             with _terminable():
                 return super().invoke(ctx)

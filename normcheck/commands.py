@@ -215,7 +215,10 @@ def _judge_model(given: Mapping[str, Any], planned: Mapping[str, Any]) -> None:
         raise OptionError(str(error)) from None
     shown = [models.COLUMNS.index(name) for name in models.SHOWN]
     rows = [[row[place] for place in shown] for row in models.table(judged)]
-    print_table(f"Norm layers of {judged.born['model']}", models.SHOWN, rows)
+    if rows:
+        print_table(f"Norm layers of {judged.born['model']}", models.SHOWN, rows)
+    else:
+        click.echo(models.NO_TABLE)
     given["output"].mkdir(parents=True, exist_ok=True)
     put(given["output"] / "layers.md", models.markdown(judged))
     finish(judged, False, given["output"], fail_on_warning=given["fail_on_warning"], strict_ledger=given["strict_ledger"])

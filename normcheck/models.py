@@ -23,7 +23,7 @@ from normcheck.implementations.layers import (
     renewable,
     training_of,
 )
-from normcheck.implementations.targets import describe, load
+from normcheck.implementations.targets import describe, load, staying
 from normcheck.results import Outcome, Result, Severity
 
 MOST = 2**22
@@ -34,6 +34,7 @@ COLUMNS = (
 )
 SHOWN = ("layer", "class", "dtype", "grade", "outcome", "ulp", "mean/std", "max/rms", "eps share", "danger")
 """The columns for a terminal."""
+NO_TABLE = f"No table of layers: it shows what {CAPTURED} and {REGIME} found, and neither was chosen."
 
 
 class ModelError(ValueError):
@@ -130,9 +131,10 @@ def table(judged: Audit) -> list[tuple[str, ...]]:
 
 
 def markdown(judged: Audit) -> str:
-    """The table of layers as a page."""
-    lines = [f"# Norm layers of {judged.born.get('model', 'the model')}", "", *_pipes(COLUMNS), *map(_piped, table(judged)), ""]
-    return "\n".join([*lines, *_LEGEND, ""])
+    """The table of layers as a page; without a row, why there is none."""
+    rows = table(judged)
+    shown = [*_pipes(COLUMNS), *map(_piped, rows), "", *_LEGEND] if rows else [NO_TABLE]
+    return "\n".join([f"# Norm layers of {judged.born.get('model', 'the model')}", "", *shown, ""])
 
 
 _LEGEND = (
@@ -192,7 +194,7 @@ def _called(function: Callable[[], Any], name: str) -> Any:
     import torch
 
     try:
-        with torch.no_grad(), warnings.catch_warnings():
+        with torch.no_grad(), warnings.catch_warnings(), staying():
             warnings.simplefilter("ignore")
             return function()
     except KeyboardInterrupt:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import re
 import subprocess
 import sys
@@ -390,3 +391,13 @@ def test_module_is_the_command_line() -> None:
     """``python -m normcheck`` is the same program."""
     shown = subprocess.run([sys.executable, "-m", "normcheck", "--version"], capture_output=True, text=True, check=True)
     assert shown.stdout.split()[-1] == normcheck.__version__
+
+
+def test_a_segfault_of_an_import_says_where(folder: Path) -> None:
+    """Code that kills the command while it is imported is told with its file and line."""
+    (folder / "kills.py").write_text("import ctypes\n\nctypes.string_at(0)\n", encoding="utf-8")
+    environment = {**os.environ, "PYTHONPATH": str(Path(normcheck.__file__).parents[1])}
+    command = [sys.executable, "-m", "normcheck", "check", "kills.py:f", "--norm", "rms_norm"]
+    shown = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert shown.returncode not in range(4)
+    assert re.search(r'File ".*kills.py", line 3', shown.stderr)

@@ -52,6 +52,10 @@ class Greek(torch.nn.Module):
     def forward(self, x):
         return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * self.gamma
 
+class Exits(torch.nn.Module):
+    def __init__(self, width):
+        raise SystemExit(5)
+
 class Channels(torch.nn.BatchNorm1d):
     pass
 
@@ -110,6 +114,7 @@ def test_a_wrong_argument_shows(file: str) -> None:
         (("layers.py:Narrow", "--init", "wdth=3"), r"--init wdth=..., but layers.py:Narrow takes width, eps"),
         (("layers.py:Narrow", "--init", "64"), r"--init='64', but should be such as hidden=64, or a dict"),
         (("layers.py:Narrow", "--init", "width='a'"), r"layers.py:Narrow cannot be made: TypeError"),
+        (("layers.py:Exits", "--init", "width=3"), r"layers.py:Exits cannot be made: SystemExit: 5"),
         (
             ("layers.py:layer",),
             r"layers.py:layer is an instance of Sized, whose weights are its own, .* --init, in Python by module=",

@@ -4,6 +4,7 @@ import functools
 import importlib
 import importlib.metadata
 import operator
+import os
 import pickle
 import sys
 import types
@@ -557,6 +558,7 @@ def test_entry_points_yield_one_or_several_or_a_function(entry_point):
         (3, r"entry point 'bad = their_norms:bad' yields 3, but should yield an Implementation or a list of them"),
         ([3], r"entry point 'bad = their_norms:bad' yields 3, but should yield an Implementation"),
         (lambda: {}["no"], r"entry point 'bad = their_norms:bad' cannot be loaded: KeyError: 'no'"),
+        (lambda: sys.exit(3), r"entry point 'bad = their_norms:bad' cannot be loaded: SystemExit: 3"),
     ],
 )
 def test_a_malformed_entry_point_fails_and_names_its_place(entry_point, value, message):
@@ -643,6 +645,7 @@ class TestLoad:
             ("import no_such_thing", r"cannot be imported: ModuleNotFoundError: No module named .* \(bad.py, line 1\)"),
             ("\n\nraise SystemExit('no\\ngpu')", r"cannot be imported: SystemExit: no gpu \(bad.py, line 3\)"),
             ("def f(:", r"cannot be imported: SyntaxError: .*\(bad.py, line 1\)"),
+            ("import os\nos._exit(5)", r"cannot be imported: SystemExit: os._exit\(5\) \(bad.py, line 2\)"),
         ],
     )
     def test_the_users_own_error_is_one_line(self, tmp_path, source, message):
@@ -652,6 +655,24 @@ class TestLoad:
         with pytest.raises(TargetError, match=message) as caught:
             load(f"{file}:f")
         assert "\n" not in str(caught.value)
+
+    @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+    def test_a_child_of_the_import_may_end(self, tmp_path):
+        """A process that user code forks while it is imported ends by os._exit with its own status, and all is as before."""
+        file = tmp_path / "forks.py"
+        lines = [
+            "import os, warnings",
+            "with warnings.catch_warnings():",
+            "    warnings.simplefilter('ignore')  # that there are threads as well",
+            "    child = os.fork()",
+            "child or os._exit(7)",
+            "ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])",
+            "def f(): return ended",
+        ]
+        file.write_text("\n".join(lines))
+        before = os._exit
+        assert load(f"{file}:f")() == 7
+        assert os._exit is before
 
     def test_keyboard_interrupt_passes_through(self, tmp_path):
         """Ctrl-C during the import of user code is not swallowed."""

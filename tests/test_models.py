@@ -480,6 +480,8 @@ def test_targets_are_built(tmp_path: Path):
         "def both(): return torch.nn.LayerNorm(4), torch.ones(2, 4)\n"
         "def none(): return 3\n"
         "def bad(): raise KeyError('weights')\n"
+        "def leaves(): raise SystemExit(4)\n"
+        "def ends(): import os; os._exit(4)\n"
     )
     assert build(f"{file}:alone")[1] is None
     assert build(f"{file}:both")[1].shape == (2, 4)
@@ -487,6 +489,10 @@ def test_targets_are_built(tmp_path: Path):
         build(f"{file}:none")
     with pytest.raises(ModelError, match="bad raised KeyError: 'weights'"):
         build(f"{file}:bad")
+    with pytest.raises(ModelError, match="leaves raised SystemExit: 4"):
+        build(f"{file}:leaves")
+    with pytest.raises(ModelError, match=r"ends raised SystemExit: os\._exit\(4\)"):
+        build(f"{file}:ends")
 
 
 def test_the_command_line_judges_a_model(tmp_path: Path):
@@ -512,6 +518,18 @@ def test_the_command_line_judges_a_model(tmp_path: Path):
     assert "| last | OnePassLayerNorm |" in (tmp_path / "out" / "layers.md").read_text(encoding="utf-8")
     stored = json.loads((tmp_path / "out" / "audit.json").read_text(encoding="utf-8"))
     assert (stored["born"]["model"], stored["born"]["profile"]) == ("ConvNet", "quick")
+
+
+def test_a_check_that_says_nothing_of_layers_has_no_table(tmp_path: Path):
+    """``--model`` with checks of which the table is not made says so, on the screen and in the page, and judges them."""
+    (tmp_path / "net.py").write_text("import torch\n\ndef build():\n    return torch.nn.LayerNorm(8), torch.ones(2, 8)\n")
+    given = ["audit", "--model", f"{tmp_path / 'net.py'}:build", "--check", "row-counts", "--output", str(tmp_path / "out")]
+    result = CliRunner().invoke(main, given)
+    assert result.exit_code == 0, result.output
+    told = "No table of layers: it shows what captured-activations and activation-regime found, and neither was chosen."
+    assert told in result.output
+    assert "mean/std" not in result.output
+    assert told in (tmp_path / "out" / "layers.md").read_text(encoding="utf-8")
 
 
 def test_the_command_line_refuses_what_is_no_model(tmp_path: Path):

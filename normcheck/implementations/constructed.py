@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from normcheck.implementations.base import Built, setting
-from normcheck.implementations.targets import Named, TargetError, describe, load
+from normcheck.implementations.targets import Named, TargetError, describe, load, staying
 from normcheck.norms import Norm
 
 ELEMENTS = ("normalized_shape", "hidden_size", "dim", "hidden", "d_model", "size")
@@ -97,8 +97,11 @@ def _fixed(made: Constructed, norm: Norm) -> tuple[int, ...]:
             f"the channels of {made.target} are fixed, but its constructor should take {' or '.join(CHANNELS)}, without --init"
         )
     try:
-        module = Named(made.target)(**made.keywords(norm, (1, 1)))
-    except Exception as error:  # noqa: BLE001 - a constructor of the user's may raise anything
+        with staying():
+            module = Named(made.target)(**made.keywords(norm, (1, 1)))
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001 - a constructor of the user's may raise anything, SystemExit included
         raise TargetError(f"{made.target} cannot be made: {describe(error)}") from None
     weight = getattr(module, "weight", None)
     if weight is None:

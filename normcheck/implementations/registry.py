@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from normcheck.implementations.base import Framework, Implementation, MissingPackageError
-from normcheck.implementations.targets import describe
+from normcheck.implementations.targets import describe, staying
 
 GROUP = "normcheck.implementations"
 
@@ -144,10 +144,13 @@ def _place(point: EntryPoint) -> str:
 
 def _provided(place: str, provide: Callable[[], Any]) -> tuple[Implementation, ...]:
     try:
-        given = provide()
-        if callable(given) and not isinstance(given, Implementation):
-            given = given()
-    except Exception as error:
+        with staying():
+            given = provide()
+            if callable(given) and not isinstance(given, Implementation):
+                given = given()
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         raise RegistrationError(f"{place} cannot be loaded: {describe(error)}") from error
     found = (given,) if isinstance(given, Implementation) else tuple(given) if isinstance(given, Iterable) else (given,)
     for one in found:

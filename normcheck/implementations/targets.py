@@ -7,13 +7,15 @@ import functools
 import importlib
 import importlib.util
 import inspect
+import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 
 class TargetError(ValueError):
@@ -34,7 +36,8 @@ def load(target: str) -> Callable[..., Any]:
     place, _, attribute = target.rpartition(":")
     if not place or not attribute:
         raise TargetError(f"target={target!r}, but should be 'module:callable' or 'file.py:callable'")
-    found: Any = _file(place) if place.endswith(".py") else _module(place)
+    with staying():
+        found: Any = _file(place) if place.endswith(".py") else _module(place)
     for name in attribute.split("."):
         if not hasattr(found, name):
             raise TargetError(f"target={target!r}, but {place} has no attribute {attribute!r}")
@@ -42,6 +45,23 @@ def load(target: str) -> Callable[..., Any]:
     if not callable(found):
         raise TargetError(f"target={target!r} is a {type(found).__name__}, but should be callable")
     return found  # type: ignore[no-any-return]
+
+
+@contextmanager
+def staying() -> Iterator[None]:
+    """A context in which ``os._exit`` raises SystemExit, as ``sys.exit`` does; processes forked in it end as they would."""
+    own, leave = os.getpid(), os._exit
+
+    def stay(status: int) -> NoReturn:
+        if os.getpid() != own:
+            leave(status)
+        raise SystemExit(f"os._exit({status})")
+
+    os._exit = stay
+    try:
+        yield
+    finally:
+        os._exit = leave
 
 
 @dataclass(frozen=True)
