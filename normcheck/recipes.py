@@ -69,7 +69,8 @@ class Row(_Short):
             made = np.ldexp(self._background(width, fmt, compute), self.exponent) + self.shift
         for position, value in self.edits:
             made[position % width] = value
-        return fmt.round(_fitted(np.clip(made, -fmt.max, fmt.max), fmt if fmt.p > compute.p else compute))
+        made = np.clip(made, -fmt.max, fmt.max)
+        return fmt.round(np.ldexp(made, -excess(made, fmt, compute)))
 
     @property
     def words(self) -> str:
@@ -174,14 +175,15 @@ class Trial(_Short):
         return cls(**{key: value for key, value in data.items() if key in known} | {"rows": tuple(map(_row, data["rows"]))})
 
 
-def _fitted(row: Array, compute: Format) -> Array:
+def excess(row: Array, fmt: Format, compute: Format) -> int:
+    """By which power of two a row (D,) must be divided for its sum of squares to stay well below overflow; 0 where it does."""
     top = float(np.abs(row).max())
     if top == 0:
-        return row
+        return 0
     # quotients first: squares of float64 rows may overflow themselves
     size = math.log2(top) + 0.5 * math.log2(float(np.square(row / top).sum()))
-    excess = math.ceil(size - 0.5 * (1 - _HEADROOM) * compute.emax)
-    return np.asarray(np.ldexp(row, -excess)) if excess > 0 else row
+    emax = fmt.emax if fmt.p > compute.p else compute.emax
+    return max(0, math.ceil(size - 0.5 * (1 - _HEADROOM) * emax))
 
 
 def _row(data: Mapping[str, Any]) -> Row:
