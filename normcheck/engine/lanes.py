@@ -29,7 +29,7 @@ _START = 300.0  # seconds after which a worker that does not answer will never d
 _GRACE = 10.0  # seconds between a worker's own timer and the pool's
 _POLL = 0.2
 _PATIENCE = 15  # polls that find no worker, before it counts as gone: the pool tells more, but takes its time
-_TIMER = b"Timeout ("  # what the timer of faulthandler says
+_TIMER = -getattr(signal, "SIGALRM", 0) or None  # the code of a worker that its own timer has ended
 _KEPT = 4096  # bytes of output kept from the beginning and from the end
 
 
@@ -186,10 +186,9 @@ class Lane:
     def _ended(self, context: Context, check: Check, end: Exception, limit: float, seconds: float) -> Result:
         said = self._output.last() if self._output is not None else ""
         code = end.code if isinstance(end, _Gone) else None
-        timed = code == 1 and self._output is not None and self._output.late
         self.close()
         asked = f"[{check.id}, {context.dtype}]"
-        if isinstance(end, TimeoutError) or timed:
+        if isinstance(end, TimeoutError) or (code is not None and code == _TIMER):
             text = f"time={limit:g} s and more, but should be less {asked}{said}"
             return context.result(check.id, Outcome.TIMEOUT, text, seconds=seconds)
         text = f"the process {_how(code)}, but should return {asked}{said}"
@@ -226,11 +225,6 @@ class _Output:
         self._head, self._tail = b"", b""
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
-
-    @property
-    def late(self) -> bool:
-        """Whether the worker's own timer has ended it."""
-        return _TIMER in self._head + self._tail
 
     def last(self) -> str:
         """Where the code was when it died, if that was told, or else the last line that it wrote; behind a semicolon."""

@@ -7,9 +7,11 @@ import faulthandler
 import functools
 import importlib.machinery
 import math
+import operator
 import os
+import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -26,6 +28,7 @@ from normcheck.implementations.targets import describe
 from normcheck.results import Outcome, Result
 
 STDERR = 2
+_HAS_TIMER = hasattr(signal, "setitimer")
 _GUARDED: tuple[ModuleType, ...] = (np, np.linalg, math)
 _BEFORE: dict[str, dict[str, Any]] = {}
 _SETTLED: dict[str, Context] = {}
@@ -84,6 +87,8 @@ def prepare(output: Any) -> None:
     for stream in (1, STDERR):
         os.dup2(output.fileno(), stream)
     faulthandler.enable(file=STDERR)
+    if _HAS_TIMER:
+        faulthandler.register(signal.SIGALRM, file=STDERR, chain=True)
     _BEFORE.update({module.__name__: dict(vars(module)) for module in _GUARDED})
 
 
@@ -117,15 +122,28 @@ def _taken() -> int:
 def judge(payload: bytes, check: str, seconds: float) -> Found:
     """Run one check; whatever the code raises becomes a result, and when its time is over the process ends."""
     own = os.getpid()
-    # this timer ends the process also where the code holds the interpreter, and where nobody waits for it any more
-    faulthandler.dump_traceback_later(seconds, exit=True, file=STDERR)
     try:
-        found = _judged(decode(payload), check)
+        with _timer(seconds):
+            return _judged(decode(payload), check)
     finally:
-        faulthandler.cancel_dump_traceback_later()
         if os.getpid() != own:
             os._exit(0)  # the code has forked, and this is the child: it must not answer as well
-    return found
+
+
+@contextlib.contextmanager
+def _timer(seconds: float) -> Iterator[None]:
+    """End the process when the time is over, also where the code holds the interpreter or nobody waits for it any more.
+
+    The signal says where the code was, and kills. Where a system has no such timer the pool's own must do.
+    """
+    if not _HAS_TIMER:
+        yield
+        return
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def _judged(context: Context, check: str) -> Found:
@@ -151,10 +169,10 @@ def _checks() -> Mapping[str, Check]:
 def _replaced() -> str:
     """The first name of numpy or math that is not what it was when the worker began."""
     for name, before in _BEFORE.items():
-        now = vars(sys.modules[name])
-        changed = [key for key, value in before.items() if now.get(key) is not value]
-        if changed:
-            return f"{name}.{changed[0]}"
+        now = map(vars(sys.modules[name]).get, before)
+        same = list(map(operator.is_, before.values(), now))
+        if not all(same):
+            return f"{name}.{list(before)[same.index(False)]}"
     return ""
 
 
