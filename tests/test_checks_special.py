@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from textbook import FAULTS, LN, RMS, SOUND, findings, rms_norm, run
 
-from normcheck import Contract
+from normcheck import Contract, RMSNorm
 from normcheck.checks import Context, checks, run_check
 from normcheck.implementations import frameworks
 from normcheck.results import Outcome, Severity
@@ -75,6 +75,24 @@ def test_a_lost_sign_of_zero_warns_and_a_padding_that_leaks_fails() -> None:
     leaks = run("signed-zeros", lambda x, weight: rms_norm(x + np.float32(1e-6), weight), RMS, name="adds_a_little")
     assert findings(leaks)[0].outcome is Outcome.FAILED
     assert re.search("for x=-?0.0, but should be -?0.0", findings(leaks)[0].message)
+
+
+def without_eps(x: Any, weight: Any) -> Any:
+    """A sound RMSNorm in float32 that has no eps: a row of zeros is 0/0."""
+    h = x.astype(np.float32)
+    with np.errstate(invalid="ignore"):
+        return (h / np.sqrt((h * h).mean(-1, keepdims=True)) * weight.astype(np.float32)).astype(x.dtype)
+
+
+@pytest.mark.parametrize("norm", [RMSNorm(eps=0.0), RMSNorm(eps_placement="none")], ids=["zero", "none"])
+def test_a_row_of_zeros_without_eps_says_nothing_of_signs(norm: RMSNorm) -> None:
+    """Without eps NaN is right in a row of zeros; zeros beside other elements are judged; without such, the check is skipped."""
+    (sound,) = run("signed-zeros", without_eps, norm)
+    assert (sound.outcome, sound.message) == (Outcome.PASSED, "")
+    leaks = run("signed-zeros", lambda x, weight: without_eps(x + np.float32(1e-6), weight), norm, name="adds_a_little")
+    assert findings(leaks)[0].outcome is Outcome.FAILED
+    (narrow,) = run("signed-zeros", without_eps, norm, widths=(1,))
+    assert (narrow.outcome, narrow.message) == (Outcome.SKIPPED, "every row with a zero is 0/0 without eps")
 
 
 @pytest.mark.parametrize(("overflow", "due"), [("inf", "inf"), ("saturate", "65504.0"), ("nan", "nan")])
