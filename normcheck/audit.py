@@ -158,7 +158,7 @@ class Audit:
 
 
 _BORN = {
-    **dict.fromkeys(("utc", "python", "commit", "profile", "command", "interrupted", "model"), TEXT),
+    **dict.fromkeys(("utc", "python", "normcheck", "commit", "profile", "command", "interrupted", "model"), TEXT),
     **dict.fromkeys(("seed", "threads"), WHOLE),
     "machine": Record({"cores": WHOLE, "flags": [TEXT]}, rest=TEXT),
     "versions": Record(rest=TEXT),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
 import subprocess
@@ -17,6 +18,10 @@ _CORE = ("normcheck", "numpy", "scipy", "ml_dtypes")
 
 def born(libraries: Iterable[str], **settings: Any) -> dict[str, Any]:
     """Facts that tell one audit from another: no host name and no path.
+
+    ``commit`` and ``dirty`` are those of the folder in which the command runs, which has the user's code; ``normcheck`` is the
+    last commit that has changed normcheck itself where it runs from a checkout, with ``-dirty`` behind it where files of it
+    differ from that, and empty where it is installed.
 
     Parameters
     ----------
@@ -34,10 +39,23 @@ def born(libraries: Iterable[str], **settings: Any) -> dict[str, Any]:
         },
         "python": platform.python_version(),
         "versions": {name: version for name in (*_CORE, *libraries) if (version := _version(name)) is not None},
-        "commit": _git("rev-parse", "HEAD"),
+        "normcheck": source(),
+        "commit": commit(),
         "dirty": bool(_git("status", "--porcelain")),
         **settings,
     }
+
+
+def commit() -> str:
+    """The commit of the folder in which the command runs; empty outside a checkout."""
+    return _git("rev-parse", "HEAD")
+
+
+@functools.cache
+def source(package: Path = Path(__file__).parent) -> str:
+    """The last commit that has changed the package, as `born` has it."""
+    last = _git("-C", str(package), "log", "-1", "--format=%H", "--", ".")
+    return f"{last}-dirty" if last and _git("-C", str(package), "status", "--porcelain", "--", ".") else last
 
 
 def _version(name: str) -> str | None:

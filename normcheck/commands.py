@@ -244,9 +244,20 @@ def _stored(ctx: click.Context, options: Mapping[str, Any]) -> dict[str, Any]:
         typed = ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
         if typed and _plain(options[name]) != _plain(value):
             raise OptionError(f"{name}={_plain(options[name])!r}, but should be {value!r}, with which {folder} was begun")
+    _tell_commit(header["born"].get("commit"))
     again = {name: tuple(value) if isinstance(value, list) else value for name, value in stored.items()}
     none = {name: () for name in ("checks", "dtypes", "devices") if again[name] is None}
     return {**options, **again, **none, "output": folder}
+
+
+def _tell_commit(then: str | None) -> None:
+    """Say where the folder is another than it was when the audit was begun: what was judged may be of older code."""
+    from normcheck.born import commit
+
+    now = commit()
+    if then and now and then != now:
+        text = f"Begun at commit {then[:12]}, gone on with at {now[:12]}: what was judged already is not judged anew."
+        click.echo(text, err=True)
 
 
 def _plain(value: Any) -> Any:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 
 import normcheck as nc
 from normcheck.audit import GRADES, Interrupted, plan
+from normcheck.born import source
 from normcheck.implementations import implementations
 from normcheck.results import Outcome, Result
 
@@ -145,8 +148,38 @@ def test_where_it_was_born() -> None:
     assert born["profile"] == "quick"
     assert born["threads"] == 1
     assert born["versions"]["numpy"] == np.__version__
-    assert {"utc", "machine", "python", "commit", "dirty", "schema", "command"} <= set(born)
+    assert {"utc", "machine", "python", "normcheck", "commit", "dirty", "schema", "command"} <= set(born)
     assert str(Path.home()) not in json.dumps(born)
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
+def test_normcheck_has_a_commit_of_its_own(tmp_path: Path) -> None:
+    """It is the last one that has changed the package; a change of it that is not committed is told, and others are not."""
+
+    def git(*words: str) -> str:
+        given = [shutil.which("git") or "", "-C", str(tmp_path), "-c", "user.name=n", "-c", "user.email=n@example.org", *words]
+        return subprocess.run(given, capture_output=True, text=True, check=True).stdout.strip()
+
+    def found() -> str:
+        source.cache_clear()
+        return source(package)
+
+    package = tmp_path / "package"
+    package.mkdir()
+    assert found() == ""
+    git("init", "-q")
+    (package / "a.py").write_text("", encoding="utf-8")
+    git("add", ".")
+    assert found() == ""
+    git("commit", "-q", "-m", "one")
+    first = git("rev-parse", "HEAD")
+    (tmp_path / "notes").write_text("", encoding="utf-8")
+    assert found() == first
+    git("add", ".")
+    git("commit", "-q", "-m", "two")
+    assert found() == first
+    (package / "a.py").write_text("a = 1", encoding="utf-8")
+    assert found() == f"{first}-dirty"
 
 
 def test_the_journal_holds_the_plan_and_every_result(tmp_path: Path) -> None:

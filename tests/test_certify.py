@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from normcheck.born import source
 from normcheck.cli import main
 from normcheck.reference.certification import Certification, Tally
 from normcheck.reporters import certificate
@@ -31,6 +32,7 @@ def test_the_reference_agrees_with_python_flint(tmp_path: Path) -> None:
     assert sum(tally["mismatches"] for side in ("forward", "backward") for tally in kept[side].values()) == 0
     assert kept["born"]["seed"] == 2
     assert "python-flint" in kept["born"]["versions"]
+    assert kept["born"]["normcheck"] == source()
 
 
 def test_a_mismatch_is_counted_and_shown() -> None:

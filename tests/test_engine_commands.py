@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 import normcheck as nc
-from normcheck import cli
+from normcheck import born, cli
 from normcheck.audit import Interrupted
 
 FEW = (
@@ -90,6 +90,19 @@ def test_going_on(broken_off: Path) -> None:
     assert shown.exit_code == 0, shown.output
     assert timeless(broken_off / "out" / "audit.json") == timeless(broken_off / "whole" / "audit.json")
     assert (broken_off / "out" / "report.md").exists()
+
+
+def test_going_on_behind_a_commit_says_so(broken_off: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the folder has another commit than at the beginning, that is told, and the audit is gone on with."""
+    path = broken_off / "out" / "journal.jsonl"
+    header, _, rest = path.read_text(encoding="utf-8").partition("\n")
+    begun = json.loads(header)
+    begun["born"]["commit"] = "a" * 40
+    path.write_text(f"{json.dumps(begun)}\n{rest}", encoding="utf-8")
+    monkeypatch.setattr(born, "commit", lambda: "b" * 40)
+    shown = run("audit", "--resume", "out", "--no-isolation")
+    assert shown.exit_code == 0, shown.output
+    assert "Begun at commit aaaaaaaaaaaa, gone on with at bbbbbbbbbbbb: what was judged already" in shown.output
 
 
 @pytest.mark.parametrize(

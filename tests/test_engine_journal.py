@@ -9,6 +9,7 @@ import random
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,35 @@ def test_other_versions_are_refused(tmp_path: Path) -> None:
     path.write_text("\n".join([json.dumps(changed), *lines]) + "\n", encoding="utf-8")
     with pytest.raises(JournalError, match=r"versions=\{'numpy': '.*'\}, but should be \{'numpy': '1.0'\}"):
         nc.audit(norms(), **OPTIONS, journal=path, resume=True)
+
+
+def rewritten(path: Path, **facts: Any) -> None:
+    """Change where the audit of a journal was born; None takes a fact away."""
+    header, *lines = path.read_text(encoding="utf-8").splitlines()
+    changed = json.loads(header)
+    changed["born"] = {key: value for key, value in {**changed["born"], **facts}.items() if value is not None}
+    path.write_text("\n".join([json.dumps(changed), *lines]) + "\n", encoding="utf-8")
+
+
+def test_another_normcheck_is_refused(tmp_path: Path) -> None:
+    """Results of another commit of normcheck are not mixed with these."""
+    path = tmp_path / "journal.jsonl"
+    broken_off(path, 2)
+    rewritten(path, normcheck="0123")
+    with pytest.raises(JournalError, match=r"normcheck='.*', but should be '0123', with which .* was begun"):
+        nc.audit(norms(), **OPTIONS, journal=path, resume=True)
+
+
+@pytest.mark.parametrize("facts", [{"commit": "0123"}, {"commit": "0123", "normcheck": None}], ids=["new", "old"])
+def test_a_commit_of_the_folder_keeps_no_audit_from_being_gone_on_with(tmp_path: Path, facts: dict[str, Any]) -> None:
+    """The folder that the command runs in may have moved on; journals that know no commit of normcheck are read as well."""
+    path = tmp_path / "journal.jsonl"
+    whole = nc.audit(norms(), **OPTIONS)
+    broken_off(path, 2)
+    rewritten(path, **facts)
+    done = nc.audit(norms(), **OPTIONS, journal=path, resume=True)
+    assert [replace(result, seconds=0.0) for result in done.results] == [replace(r, seconds=0.0) for r in whole.results]
+    assert done.born["commit"] == "0123"
 
 
 def test_another_plan_is_refused(tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ from normcheck.results import Result
 
 FORMAT = 1
 NAME = "journal.jsonl"
-# facts that results depend on: an audit is gone on with only where they are what they were
-DECISIVE = ("machine", "python", "versions", "commit", "threads")
+# facts that results depend on: an audit is gone on with only where they are what they were, as far as the journal knows them
+DECISIVE = ("machine", "python", "versions", "normcheck", "threads")
 
 
 class JournalError(Exception):
@@ -69,7 +69,7 @@ class Journal:
         """
         header, done, size = read(path)
         _same(path, "the settings", header["settings"], _plain(settings))
-        facts = json.loads(json.dumps({key: born[key] for key in DECISIVE if key in born}))
+        facts = json.loads(json.dumps({key: born[key] for key in DECISIVE if key in born and key in header["born"]}))
         _same(path, "the machine and its versions", {key: header["born"].get(key) for key in facts}, facts)
         if header["plan"] != planned(units):
             raise JournalError(f"{path} was begun with another plan{_differing(header['plan'], planned(units))}")
