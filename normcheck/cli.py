@@ -19,7 +19,7 @@ import click
 import normcheck
 from normcheck import commands, past
 from normcheck.console import print_table, progress
-from normcheck.judging import EXIT_CODES, NEW_FOLDER, claiming, tell_missing
+from normcheck.judging import EXIT_CODES, NEW_FILE, NEW_FOLDER, claiming, tell_missing
 from normcheck.options import OptionError, implementation_of, one_of
 from normcheck.stored import put
 from normcheck.topics import TOPICS, listed
@@ -86,7 +86,16 @@ for command in (*commands.COMMANDS, *past.COMMANDS):
     main.add_command(command)
 
 
-@main.command(epilog=EXIT_CODES)
+@main.command(
+    epilog="""\b
+Exit codes:
+  0    no counterexample was found
+  1    one was found
+  2    wrong usage
+  3    nothing was judged: no call came back
+  130  interrupted, by Ctrl-C or SIGTERM; the corpus is written
+"""
+)
 @claiming
 @click.option("--minutes", type=click.FloatRange(min=0, min_open=True), default=1.0, show_default=True, help="When to end.")
 @click.option("--dtype", "dtypes", multiple=True, metavar="DTYPE", help="Only this dtype; can be repeated.")
@@ -179,10 +188,19 @@ def report(source: Path, form: str, output: Path | None) -> None:
         reporters.write(stored, output if output.suffix == suffix else output.with_name(output.name + suffix))
 
 
-@main.command(epilog=EXIT_CODES)
+@main.command(
+    epilog="""\b
+Exit codes:
+  0    no element differs
+  1    one does
+  2    wrong usage, or python-flint is not installed
+  3    it could not run
+  130  interrupted, by Ctrl-C or SIGTERM; nothing is written
+"""
+)
 @click.option("--elements", type=click.IntRange(min=1), default=100_000, show_default=True, help="To compare, each way.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the rows.")
-@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write the counts to this JSON file.")
+@click.option("-o", "--output", type=NEW_FILE, help="Write the counts to this JSON file.")
 def certify(elements: int, seed: int, output: Path | None) -> None:
     """Compare the certified references with python-flint's balls of 400 bits, forward and backward."""
     from normcheck.reference.certification import certification
@@ -194,6 +212,7 @@ def certify(elements: int, seed: int, output: Path | None) -> None:
     except ImportError:
         raise click.UsageError("python-flint is not installed; pip install 'normcheck[exact]'") from None
     print_table(f"Elements against python-flint, seed {seed}", certificate.COLUMNS, certificate.rows(found))
+    click.echo(certificate.LEGEND)
     click.echo(certificate.verdict(found))
     if output is not None:
         certificate.write(found, output, elements=elements, seed=seed)

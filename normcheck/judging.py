@@ -57,18 +57,19 @@ SIZE = _Quantity("size", {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}, "4G")
 
 
 class _Writable(click.Path):
-    """A folder that is to be written: where it cannot be, that is told before anything is judged."""
+    """A folder or file that is to be written: where it cannot be, that is told before anything is judged."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The folder; refused in one line."""
-        folder = Path(str(super().convert(value, param, ctx)))
-        reason = unwritable(folder)
+        """The folder or file; refused in one line."""
+        path = Path(str(super().convert(value, param, ctx)))
+        reason = unwritable(path if self.dir_okay else path.absolute().parent)
         if reason:
-            self.fail(f"{str(folder)!r} cannot be written: {reason}", param, ctx)
-        return folder
+            self.fail(f"{str(path)!r} cannot be written: {reason}", param, ctx)
+        return path
 
 
 NEW_FOLDER = _Writable(file_okay=False, path_type=Path)
+NEW_FILE = _Writable(dir_okay=False, writable=True, path_type=Path)
 
 
 def judging(command: Command) -> Command:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from click.testing import CliRunner
 
 from normcheck.born import source
 from normcheck.cli import main
+from normcheck.reference import certification
 from normcheck.reference.certification import Certification, Tally
 from normcheck.reporters import certificate
 
@@ -33,6 +35,8 @@ def test_the_reference_agrees_with_python_flint(tmp_path: Path) -> None:
     assert kept["born"]["seed"] == 2
     assert "python-flint" in kept["born"]["versions"]
     assert kept["born"]["normcheck"] == source()
+    assert kept["legend"] in done.output
+    assert set(re.findall(r"\w+", kept["legend"])) >= {*kept["forward"]["float64"], "seed", "Examples"}
 
 
 def test_a_mismatch_is_counted_and_shown() -> None:
@@ -51,3 +55,20 @@ def test_without_python_flint_the_install_line_is_told(monkeypatch: pytest.Monke
     done = CliRunner().invoke(main, ["certify"])
     assert done.exit_code == 2
     assert "pip install 'normcheck[exact]'" in done.output
+
+
+def test_a_file_that_cannot_be_written_is_told_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file below a file is wrong usage, and nothing is compared."""
+    monkeypatch.setattr(certification, "certification", lambda *_: pytest.fail("it was begun"))
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    done = CliRunner().invoke(main, ["certify", "-o", str(tmp_path / "file" / "counts.json")])
+    assert done.exit_code == 2
+    assert "cannot be written" in done.output
+
+
+@pytest.mark.parametrize(("command", "code"), [("certify", "0    no element differs"), ("hunt", "1    one was found")])
+def test_commands_that_judge_no_audit_have_exit_codes_of_their_own(command: str, code: str) -> None:
+    """--help says what the codes mean of this very command."""
+    shown = CliRunner().invoke(main, [command, "--help"]).output
+    assert code in shown
+    assert "baseline" not in shown

@@ -12,6 +12,14 @@ from normcheck.stored import put
 
 COLUMNS = ("direction", "format", "elements", "mismatches", "ties", "to double-double", "to exact", "certified")
 
+LEGEND = (
+    "Levels: float64 decides how most elements of narrower formats round; level1 are those that it leaves to double-double, level2 "
+    "those that this leaves to exact arithmetic, with all ties, which lie halfway between two numbers of the format; uncertified are those left "
+    "even then. Settings: the seed draws rows over all regimes, formats, norms and places of eps, until so many elements of all "
+    "formats together are compared forward, and as many of dx, with dweight and dbias beside them, backward. "
+    "Examples: the first ten mismatches."
+)
+
 
 def rows(found: Certification) -> Iterable[tuple[str, ...]]:
     """One row for each direction and format."""
@@ -36,5 +44,5 @@ def verdict(found: Certification) -> str:
 def write(found: Certification, path: Path, **settings: int) -> None:
     """The counts as JSON, with where they were made."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    data = {"born": born(("python-flint", "numba"), **settings), **found.to_dict()}
+    data = {"born": born(("python-flint", "numba"), **settings), "legend": LEGEND, **found.to_dict()}
     put(path, json.dumps(data, indent=1) + "\n")
