@@ -13,11 +13,11 @@ from normcheck.stored import put
 COLUMNS = ("direction", "format", "elements", "mismatches", "ties", "to double-double", "to exact", "certified")
 
 LEGEND = (
-    "Levels: float64 decides how most elements of narrower formats round; level1 are those that it leaves to double-double, level2 "
-    "those that this leaves to exact arithmetic, with all ties, which lie halfway between two numbers of the format; uncertified are those left "
-    "even then. Settings: the seed draws rows over all regimes, formats, norms and places of eps, until so many elements of all "
-    "formats together are compared forward, and as many of dx, with dweight and dbias beside them, backward. "
-    "Examples: the first ten mismatches."
+    "Levels: float64 decides how most elements of narrower formats round; level1 are those that it leaves to double-double, "
+    "level2 those that this leaves to exact arithmetic, with all ties, which lie halfway between two numbers of the format; "
+    "uncertified are those left even then. Settings: the seed draws rows over all regimes, formats, norms and places of eps, "
+    "until so many elements of all formats together are compared forward, and as many of dx, with dweight and dbias beside them, "
+    "backward. Examples: the first ten mismatches."
 )
 
 
