@@ -35,10 +35,16 @@ def made(name: str, folder: Path, profile: str) -> bool:
     if (folder / "audit.json").exists():
         return True
     environment, *chosen = AUDITS[name]
+    if tox("run", "-e", environment, "--notest") != 0:
+        return False
     going_on = ["--resume", str(folder)] if (folder / "journal.jsonl").exists() else ["--output", str(folder)]
-    command = ["tox", "exec", "-e", environment, "--", "normcheck", "audit", "--profile", profile, *chosen, *going_on]
-    print("::", *command, flush=True)
-    return subprocess.run(command, check=False).returncode in JUDGED  # noqa: S603 (tox, and nothing from outside)
+    return tox("exec", "-e", environment, "--", "normcheck", "audit", "--profile", profile, *chosen, *going_on) in JUDGED
+
+
+def tox(*arguments: str) -> int:
+    """The exit code of a command of tox, which is shown. ``exec`` uses what ``run --notest`` has installed."""
+    print("::", "tox", *arguments, flush=True)
+    return subprocess.run(["tox", *arguments], check=False).returncode  # noqa: S603, S607 (tox, and nothing from outside)
 
 
 def main() -> None:
@@ -53,8 +59,7 @@ def main() -> None:
     for name in lost:
         print(f"{name}: no audit; its environment says why", file=sys.stderr)
     there = [str(folder) for name, folder in folders.items() if name not in lost]
-    merged = ["tox", "exec", "-e", "audit", "--", "normcheck", "merge", str(given.out), *there]
-    code = subprocess.run(merged, check=False).returncode  # noqa: S603 (tox, and nothing from outside)
+    code = tox("run", "-e", "audit", "--notest") or tox("exec", "-e", "audit", "--", "normcheck", "merge", str(given.out), *there)
     sys.exit(3 if lost else code)
 
 
