@@ -3,9 +3,11 @@
 import functools
 import importlib
 import importlib.metadata
+import importlib.util
 import operator
 import os
 import pickle
+import shutil
 import sys
 import types
 import warnings
@@ -37,6 +39,7 @@ from normcheck.implementations import (
     observe,
     registry,
     require,
+    triton,
 )
 from normcheck.norms import BatchNorm, GroupNorm, InstanceNorm, LayerNorm, PartialRMSNorm, RMSNorm
 
@@ -500,6 +503,23 @@ def test_a_missing_package_is_told_with_the_line_that_installs_it(monkeypatch):
         implementations("torch")
     assert "torch" not in {found.framework for found in implementations()}
     assert "torch is not installed; pip install 'normcheck[torch]'" in left_out()
+
+
+@pytest.mark.parametrize("name", ["tinygrad", "triton"])
+@pytest.mark.parametrize("installed", [False, True])
+def test_what_is_installed_and_cannot_run_is_told_apart(monkeypatch, tmp_path, name, installed):
+    """A missing package comes with the line that installs it; one that lacks a compiler or a GPU with what lets it run."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: object() if installed else None)
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr(triton, "INTERPRETED", False)
+    monkeypatch.setattr(triton, "_DRIVERS", (str(tmp_path / "none"),))
+    compiler, gpu = "apt-get install clang, the compiler that it calls", "set TRITON_INTERPRET=1, since there is no GPU"
+    said = left_out(name)[0]
+    if installed:
+        assert said == f"{name} cannot be used here; {compiler if name == 'tinygrad' else gpu}"
+    else:
+        assert said.startswith(f"{name} is not installed; pip install 'normcheck[{name}]'")
 
 
 def test_a_package_beside_the_framework_is_told_too(monkeypatch):

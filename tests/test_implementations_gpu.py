@@ -22,7 +22,7 @@ def test_every_package_has_an_adapter_and_rows_on_the_gpu_alone() -> None:
 
 @pytest.mark.parametrize("adapter", ADAPTERS, ids=NAMES)
 def test_what_is_left_out_is_named_with_its_line_and_the_reason(adapter, monkeypatch, tmp_path) -> None:
-    """Without a driver the package is missing, however much of it is installed."""
+    """Without a driver nothing is judged, and the line that installs the package is given."""
     monkeypatch.setattr(gpu, "_DRIVER", tmp_path / "none")
     (said,) = left_out(adapter.name)
     assert said.startswith(f"{adapter.name} is not installed; pip install ")
@@ -39,3 +39,12 @@ def test_a_package_is_found_where_there_is_a_driver(monkeypatch, tmp_path) -> No
     assert adapter.available() is None
     assert adapter.version()
     assert "cpu" not in adapter.devices()
+
+
+def test_a_package_without_a_gpu_is_not_said_to_be_missing(monkeypatch, tmp_path) -> None:
+    """Where the package is installed and the driver is not there, that is said, and no line that installs it."""
+    pytest.importorskip("torch")
+    monkeypatch.setattr(gpu, "_DRIVER", tmp_path / "none")
+    assert type(ADAPTERS[0])("numpy", "numpy", "pip install numpy").available() == (
+        "run it on a machine with a CUDA GPU, for which these kernels are written"
+    )

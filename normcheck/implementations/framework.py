@@ -18,7 +18,7 @@ class Framework(Protocol):
     name: str
 
     def available(self) -> str | None:
-        """None, or the line that installs the framework."""
+        """None, or the line that installs the framework; where it is installed, what lets it run."""
 
     def version(self) -> str:
         """The framework's version."""

@@ -38,9 +38,10 @@ class Gpu(Torch):
 
     def available(self) -> str | None:
         """None, or the line that installs the package, and what it needs."""
-        if _DRIVER.exists() and all(map(importlib.util.find_spec, ("torch", self._module))):
-            return None
-        return f"{self._line}, on a machine with a CUDA GPU, for which these kernels are written"
+        where = "on a machine with a CUDA GPU, for which these kernels are written"
+        if not all(map(importlib.util.find_spec, ("torch", self._module))):
+            return f"{self._line}, {where}"
+        return None if _DRIVER.exists() else f"run it {where}"
 
     def version(self) -> str:
         """The package's version."""

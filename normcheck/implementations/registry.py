@@ -94,7 +94,7 @@ def unjudged() -> dict[str, str]:
 
 
 def _lacks(package: str, line: str) -> str:
-    return f"{package} is not installed; {line}"
+    return f"{package} {'is not installed' if 'pip install' in line else 'cannot be used here'}; {line}"
 
 
 @functools.cache

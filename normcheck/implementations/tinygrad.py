@@ -36,7 +36,8 @@ class Tinygrad:
         """None, or the line that installs tinygrad, or the compiler that it calls for the CPU."""
         if not importlib.util.find_spec("tinygrad"):
             return "pip install 'normcheck[tinygrad]'"
-        return None if shutil.which(os.environ.get("CC", "clang")) else "apt-get install clang"
+        compiler = os.environ.get("CC", "clang")
+        return None if shutil.which(compiler) else f"apt-get install {compiler}, the compiler that it calls"
 
     def version(self) -> str:
         """tinygrad's version."""

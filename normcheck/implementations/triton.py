@@ -31,11 +31,11 @@ class Triton(Torch):
     name = "triton"
 
     def available(self) -> str | None:
-        """None, or what installs torch and triton and lets kernels run."""
-        installed = all(map(importlib.util.find_spec, ("torch", "triton")))
-        if installed and (INTERPRETED or any(Path(driver).exists() for driver in _DRIVERS)):
-            return None
-        return "pip install 'normcheck[triton]', and set TRITON_INTERPRET=1 where there is no GPU"
+        """None, or what installs torch and triton, or lets kernels run."""
+        if not all(map(importlib.util.find_spec, ("torch", "triton"))):
+            return "pip install 'normcheck[triton]', and set TRITON_INTERPRET=1 where there is no GPU"
+        found = INTERPRETED or any(Path(driver).exists() for driver in _DRIVERS)
+        return None if found else "set TRITON_INTERPRET=1, since there is no GPU"
 
     def version(self) -> str:
         """Triton's version."""
