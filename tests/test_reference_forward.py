@@ -12,7 +12,7 @@ import pytest
 from normcheck import norms as n
 from normcheck.contract import Contract
 from normcheck.formats import FORMATS, format_of
-from normcheck.reference import correctly_rounded, reference, scalar
+from normcheck.reference import correctly_rounded, reference, reference_grad, scalar
 from normcheck.reference.affine import affine_rounded
 from normcheck.reference.exact import round_fraction
 from normcheck.reference.problem import problem
@@ -166,6 +166,8 @@ REFUSED: list[tuple[n.Norm, dict[str, Any], str]] = [
     (n.LayerNorm(), {"x": X, "weight": np.ones(4, int)}, r"weight: dtype=dtype\('int64'\), but should be one of"),
     (n.LayerNorm(), {"x": X, "contract": "once"}, r"contract='once', but should be a Contract such as"),
     (n.LayerNorm(), {"x": Foreign()}, r"x is Foreign, but should be a numpy array; 16 and 8 bit in a dtype of ml_dtypes"),
+    (n.LayerNorm(), {"x": np.ma.masked_less(X, 2)}, r"x has 8 masked elements, but should have none: a norm takes all that"),
+    (n.LayerNorm(), {"x": X, "weight": np.ma.masked_less(X[0], 2)}, r"weight has 4 masked elements, but should have none"),
     (n.LayerNorm(), {"x": X, "dtype": "float7"}, r"dtype='float7', but should be one of"),
     (n.LayerNorm(5), {"x": X}, r"shape=\(2, 4\), but should end in normalized_shape=\(5,\)"),
     (n.BatchNorm(), {"x": X, "training": False}, r"running_mean=None, but should be given where training=False"),
@@ -188,6 +190,30 @@ def test_refuses_what_does_not_fit(norm: n.Norm, arguments: dict[str, Any], mess
     """Arguments that do not fit the norm raise ValueError that names the value and what was expected."""
     with pytest.raises(ValueError, match=message):
         reference(norm, **arguments)
+
+
+def test_an_array_without_masked_elements_is_taken() -> None:
+    """A masked array of which nothing is masked is what its data are."""
+    assert np.array_equal(reference(n.RMSNorm(), np.ma.array(X)), reference(n.RMSNorm(), X))
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_tensors_of_torch_are_taken(fmt: str) -> None:
+    """Tensors of every format, also those that autograd records, give what the numpy arrays of their values give."""
+    torch = pytest.importorskip("torch")
+    x, weight = (FORMATS[fmt].round(RNG.normal(size=shape)) for shape in ((3, 8), (8,)))
+    dy = FORMATS[fmt].round(RNG.normal(size=(3, 8)))
+    arrays = [values.astype(FORMATS[fmt].dtype) for values in (x, dy, weight)]
+    tensors = [torch.tensor(values, dtype=getattr(torch, fmt)).requires_grad_() for values in (x, dy, weight)]
+    expected = reference(n.RMSNorm(), arrays[0], arrays[2])
+    got = reference(n.RMSNorm(), tensors[0], tensors[2])
+    assert got.dtype == expected.dtype
+    assert np.array_equal(got.astype(float), expected.astype(float))
+    wanted, found = (reference_grad(n.RMSNorm(), *given) for given in (arrays, tensors))
+    assert np.array_equal(found.dx.astype(float), wanted.dx.astype(float))
+    assert found.dweight.dtype == wanted.dweight.dtype
+    with pytest.raises(ValueError, match="x: dtype=dtype"):
+        reference(n.RMSNorm(), tensors[0].detach().int())
 
 
 def test_an_offset_and_a_weight_may_overflow_together() -> None:

@@ -197,6 +197,7 @@ def test_residual() -> None:
     [
         (([1.0], RMS_NORM), TypeError, "x is a list, but should be an array of one of these: .*numpy.*torch"),
         ((torch.ones(2, 4, dtype=torch.int32), RMS_NORM), ValueError, "x: dtype='int32', but should be one of float64"),
+        ((np.ma.masked_less(np.eye(4), 1), RMS_NORM), ValueError, "x has 12 masked elements, but should have none"),
         ((torch.ones(2, 4), RMS_NORM, torch.ones(3)), ValueError, "weight has 3 elements .*but should have 4"),
         ((torch.ones(2, 4), RMS_NORM, None, torch.ones(4)), ValueError, "bias is given, but should be None: RMSNorm has none"),
         ((torch.ones(2, 4), nc.LayerNorm(normalized_shape=(5,))), ValueError, "5"),

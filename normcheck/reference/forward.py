@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from normcheck.contract import Contract
-from normcheck.formats import Array, Format, format_of
+from normcheck.formats import FORMATS, Array, Format, format_of
 from normcheck.norms import Fold, Norm
 from normcheck.reference.affine import add_rounded, affine_rounded
 from normcheck.reference.ladder import FORWARD
@@ -48,7 +49,7 @@ def reference(
     Parameters
     ----------
     norm : what is computed
-    x : array of float64, float32, float16, bfloat16, float8_e4m3fn or float8_e5m2
+    x : array of float64, float32, float16, bfloat16, float8_e4m3fn or float8_e5m2, of numpy or torch; no element may be masked
     weight, bias : as many elements as the norm has parameters, in any of these dtypes; None for 1 and 0
     residual : array like x, added before the norm; ``contract.residual_rounding`` says how the sum is rounded
     running_mean, running_var : one per channel, used by a norm that keeps running statistics where ``training`` is False
@@ -145,14 +146,15 @@ def prepare(
 
 
 def as_values(name: str, array: npt.ArrayLike) -> npt.NDArray[Any]:
-    """The argument as an array of one of the formats.
+    """The argument as an array of one of the formats; a tensor of torch of such a format counts as one.
 
     Raises
     ------
-    ValueError : for integers, complex numbers and anything else
+    ValueError : for integers, complex numbers and anything else, and for masked elements
     """
+    refuse_mask(name, array)
     try:
-        values = np.asarray(array)
+        values = np.asarray(_of_torch(array))
     except (TypeError, RuntimeError) as error:  # what other libraries say of arrays that numpy cannot hold
         text = f"{name} is {type(array).__name__}, but should be a numpy array; 16 and 8 bit in a dtype of ml_dtypes ({error})"
         raise ValueError(text) from None
@@ -161,6 +163,27 @@ def as_values(name: str, array: npt.ArrayLike) -> npt.NDArray[Any]:
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
     return values
+
+
+def refuse_mask(name: str, array: Any) -> None:
+    """Refuse an array some of whose elements are masked: a norm takes all elements of a row.
+
+    Raises
+    ------
+    ValueError : naming the argument
+    """
+    if isinstance(array, np.ma.MaskedArray) and np.ma.is_masked(array):
+        count = int(np.ma.getmaskarray(array).sum())
+        raise ValueError(f"{name} has {count} masked elements, but should have none: a norm takes all that {name}.data has")
+
+
+def _of_torch(array: Any) -> Any:
+    """The values of a tensor, wherever it is and recorded or not, in the numpy dtype of its format; or the argument."""
+    tensor: Any = getattr(sys.modules.get("torch"), "Tensor", ())  # only what is loaded can have made it
+    if not isinstance(array, tensor):
+        return array
+    fmt, kept = FORMATS.get(str(array.dtype).removeprefix("torch.")), array.detach().cpu()
+    return kept.numpy() if fmt is None or fmt.dtype.isbuiltin == 1 else kept.float().numpy().astype(fmt.dtype)
 
 
 def _add_residual(x: npt.NDArray[Any], residual: npt.NDArray[Any], contract: Contract) -> npt.NDArray[Any]:

@@ -12,6 +12,7 @@ from normcheck.formats import Array, format_of
 from normcheck.implementations import Inputs, frameworks
 from normcheck.norms import Norm
 from normcheck.reference.affine import add_rounded
+from normcheck.reference.forward import refuse_mask
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,8 +29,9 @@ def read(name: str, native: Any) -> Read:
     Raises
     ------
     TypeError : for anything else, naming it
-    ValueError : for a dtype that is no floating-point format
+    ValueError : for a dtype that is no floating-point format, and for masked elements
     """
+    refuse_mask(name, native)
     # only what is loaded can have made the array
     for adapter in (one for one in frameworks().values() if one.name in sys.modules):
         try:
