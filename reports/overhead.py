@@ -5,9 +5,10 @@ callable in float32, bfloat16 and float16 with all checks of a profile, in one t
 
 - code: what was given to be judged, called forward, and autograd's backward passes through it
 - reference: `normcheck.reference`, forward and backward
-- normcheck: all else, such as bounds, judging, making inputs, and converting arrays to the framework's and back
+- tolerances: the derived bounds, and holding outputs against them
+- normcheck: all else, such as making inputs, converting arrays to the framework's and back, results, and snippets
 
-Timers stand at the boundaries between the three, where they cost some microseconds a crossing; time spent inside one that was
+Timers stand at the boundaries between the four, where they cost some microseconds a crossing; time spent inside one that was
 called by another counts for the inner one only.
 """
 
@@ -25,11 +26,17 @@ import numpy.typing as npt
 import torch
 
 import normcheck as nc
+from normcheck import bounds, gradient_bounds
 from normcheck.checks.cases import forget
 from normcheck.implementations import calls
 from normcheck.implementations.torch import ADAPTER
 
-PARTS = ("code", "reference", "normcheck")
+PARTS = ("code", "reference", "tolerances", "normcheck")
+MODULES = {"normcheck.reference": "reference", "normcheck.bounds": "tolerances", "normcheck.gradient_bounds": "tolerances"}
+METHODS: dict[type, tuple[str, ...]] = {
+    bounds.RowErrors: ("bounds", "judged", "standardized"),
+    gradient_bounds.GradientErrors: ("dx", "dweight", "dbias", "row_sum", "judged"),
+}
 Native = npt.NDArray[Any]
 
 
@@ -79,11 +86,19 @@ def put_timers(clock: Clock) -> None:
     calls.callee, calls._called = timed_callee, timed_called
     for name in ("pull_back", "pull_back_twice"):
         setattr(ADAPTER, name, clock.charged("code", getattr(ADAPTER, name)))
+    for kind, names in METHODS.items():
+        for name in names:
+            setattr(kind, name, clock.charged("tolerances", getattr(kind, name)))
     for module in [module for name, module in sys.modules.items() if name.startswith("normcheck.")]:
-        if not module.__name__.startswith("normcheck.reference"):
-            for name, value in list(vars(module).items()):
-                if isinstance(value, FunctionType) and value.__module__.startswith("normcheck.reference"):
-                    setattr(module, name, clock.charged("reference", value))
+        for name, value in list(vars(module).items()):
+            part = _part(value.__module__) if isinstance(value, FunctionType) else ""
+            if part and part != _part(module.__name__):
+                setattr(module, name, clock.charged(part, value))
+
+
+def _part(module: str) -> str:
+    """The part to which what a module defines belongs, or ``""``."""
+    return next((part for name, part in MODULES.items() if f"{module}.".startswith(f"{name}.")), "")
 
 
 def rms_norm(x: Native, weight: Native | None) -> Native:
