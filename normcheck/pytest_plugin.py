@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -82,9 +83,11 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Send the results with the report, which reaches the session that writes, from whatever process."""
+    """Send the results, or why there are none, with the report, which reaches the session that writes, from whatever process."""
     report = yield
     task = item.stash.get(TASK, None)
+    if report.skipped and not hasattr(report, "wasxfail") and (task is not None or _without_tasks(item)):
+        report.normcheck_skipped = str(report.longrepr[-1]).removeprefix("Skipped: ")  # type: ignore[attr-defined, index]
     if task is not None and call.when == "call" and task.results:
         report.normcheck = task.record()  # type: ignore[attr-defined]
     return report
@@ -96,13 +99,17 @@ class Recorder:
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
         self.told: list[dict[str, Any]] = []
+        self.skipped: Counter[str] = Counter()
         self.audit: Audit | None = None
         self.written: tuple[Path, ...] = ()
         self.annotations: tuple[str, ...] = ()
         self.collected = 0
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Keep what an item found."""
+        """Keep what an item found, or why it was skipped."""
+        reason = getattr(report, "normcheck_skipped", None)
+        if reason is not None:
+            self.skipped[reason] += 1
         text = getattr(report, "normcheck", None)
         if text is not None:
             self.told.append(json.loads(text))
@@ -132,13 +139,13 @@ class Recorder:
         self.annotations = github.announce(self.audit)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Grades by implementation and dtype, warnings, expected failures that are none any more."""
-        if self.audit is None:
+        """Grades by implementation and dtype, warnings, expected failures that are none any more; why nothing was judged."""
+        if self.audit is None and not self.skipped:
             return
         from normcheck.testing import record
 
         terminalreporter.section("normcheck")
-        for line in record.lines(self.audit, self.told):
+        for line in record.lines(self.audit, self.told, self.skipped):
             terminalreporter.write_line(line)
         for path in self.written:
             terminalreporter.write_line(f"Written: {path}")
@@ -186,6 +193,15 @@ def _project(config: pytest.Config) -> Path:
 def _paths(config: pytest.Config) -> list[Path]:
     """What pytest is told to collect, without the names of single items."""
     return [(config.invocation_params.dir / argument.partition("::")[0]).resolve() for argument in config.args]
+
+
+def _without_tasks(item: pytest.Item) -> bool:
+    """Whether an item stands for a `normcheck.parametrize` of which the options have left nothing."""
+    if "normcheck.testing.items" not in sys.modules:
+        return False
+    from normcheck.testing.items import Tasks
+
+    return any(isinstance(values, Tasks) for mark in item.iter_markers("parametrize") for values in mark.args[1:2])
 
 
 def _task(item: pytest.Item) -> Task | None:

@@ -376,6 +376,50 @@ def test_what_does_not_apply_has_no_item_but_is_told(project: pytest.Pytester) -
     run(project, "-rs").stdout.fnmatch_lines(["*RMSNorm subtracts no mean"])
 
 
+@pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["one process", "xdist"])
+def test_a_session_that_judged_nothing_says_so_and_why(project: pytest.Pytester, workers: tuple[str, ...]) -> None:
+    """Where every item is skipped, by its framework, a mark or an option, the summary says that nothing was judged; no error."""
+    if workers:
+        pytest.importorskip("xdist")
+    project.makepyfile(
+        test_norms="""
+        import normcheck as nc, norms, pytest
+        from normcheck.implementations import MissingPackageError, frameworks
+        frameworks()["numpy"].available = lambda: "pip install numpy"
+        one = nc.Implementation(norms.sound, nc.RMSNorm(eps=1e-6), framework="numpy", dtypes=("float32",))
+        judged = nc.parametrize([one], checks=["output-form"])
+        @judged
+        def test_missing(check): check()
+        @pytest.mark.skip(reason="not on Sundays")
+        @judged
+        def test_skipped(check): check()
+        @nc.parametrize([one], checks=["accuracy"])
+        def test_left_out(check): check()
+        """
+    )
+    result = project.runpytest_subprocess(*QUIET, *workers, "--normcheck-check", "output-form")
+    assert result.ret == pytest.ExitCode.OK
+    result.assert_outcomes(skipped=3)
+    result.stdout.fnmatch_lines_random(
+        [
+            "Nothing was judged.",
+            "skipped 1 item: numpy is not installed; pip install numpy",
+            "skipped 1 item: not on Sundays",
+            "skipped 1 item: got empty parameter set*",
+        ]
+    )
+
+
+def test_a_session_that_judged_something_does_not_tell_of_skips(project: pytest.Pytester) -> None:
+    """What was skipped beside judged items is pytest's to tell; a session without items of normcheck has no section."""
+    with_test(project, "sound", "wrong_shape")
+    shown = str(run(project).stdout)
+    assert "Nothing was judged" not in shown
+    assert "skipped 1 item" not in shown
+    project.makepyfile(test_norms="import pytest, normcheck.testing.items\n@pytest.mark.skip\ndef test_it(): pass")
+    assert "normcheck =" not in str(run(project).stdout)
+
+
 def test_threads_of_the_session_stay_as_they_are(project: pytest.Pytester) -> None:
     """An item pins the threads of torch as an audit does, and other tests get theirs back."""
     torch = pytest.importorskip("torch")

@@ -12,7 +12,7 @@ from normcheck.born import born
 from normcheck.regimes import WIDTHS
 from normcheck.reporters import summary
 from normcheck.reporters.text import plain
-from normcheck.results import Result
+from normcheck.results import Outcome, Result
 
 MOST = 12
 
@@ -46,8 +46,19 @@ def _rank(profile: str) -> int:
     return tuple(WIDTHS).index(profile)
 
 
-def lines(found: Audit, told: Iterable[Mapping[str, Any]]) -> list[str]:
-    """The section of the terminal summary: grades, warnings, expected failures that passed, and the verdict."""
+def lines(found: Audit | None, told: Iterable[Mapping[str, Any]], skipped: Mapping[str, int] | None = None) -> list[str]:
+    """The section of the terminal summary: grades, warnings, expected failures that passed, and the verdict.
+
+    Parameters
+    ----------
+    found : what was judged; None for nothing
+    told : as for `audit`
+    skipped : how many items were skipped by reason, which is told where nothing was judged
+    """
+    if found is None or all(result.outcome is Outcome.SKIPPED for result in found.results):
+        reasons = sorted((skipped or {}).items(), key=lambda pair: -pair[1])
+        told_of = [f"skipped {summary.number(count, 'item')}: {plain(reason)}" for reason, count in reasons[:MOST]]
+        return ["Nothing was judged.", *told_of, *[f"and for {len(reasons) - MOST} more reasons"] * (len(reasons) > MOST)]
     stale = [f"stale: {one['stale']}" for one in told if one["stale"]]
     findings = (*summary.warnings(found), *summary.known(found))
     shown = [_finding(one) for one in findings[:MOST]]
