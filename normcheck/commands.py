@@ -94,7 +94,7 @@ def audit(ctx: click.Context, /, **options: Any) -> None:
     tell_missing(given["framework"])
     costs = _costs(given["output"], planned["profile"])
     if given["dry_run"]:
-        _show_plan(found, planned, costs, workers)
+        _show_plan(found, planned, costs, workers, isolated=given["isolation"])
         return
     running = {key: given[key] for key in ("isolation", "time_limit", "memory_limit", "shard", "scheduler", "budget")}
     kept = {
@@ -278,13 +278,14 @@ def _costs(folder: Path, profile: str) -> Costs:
     return planning.measured(profile)
 
 
-def _show_plan(found: Sequence[Any], planned: Mapping[str, Any], costs: Costs, workers: int) -> None:
+def _show_plan(found: Sequence[Any], planned: Mapping[str, Any], costs: Costs, workers: int, isolated: bool) -> None:
     from normcheck.audit import plan
 
     units = plan(found, **planned)
     print_plan(units, costs)
     many = f"{workers} workers" if workers > 1 else "one worker"
-    click.echo(f"About {lasting(costs.wall(units, workers))} with {many}, {costs.source}.")
+    where = f"with {many} (their start takes {lasting(costs.starting(units))} of it)" if isolated else "in this process"
+    click.echo(f"About {lasting(costs.wall(units, workers, isolated))} {where}, {costs.source}.")
 
 
 def _judge_zoo(given: Mapping[str, Any], planned: Mapping[str, Any], workers: int) -> None:

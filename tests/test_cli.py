@@ -346,7 +346,11 @@ def test_dry_run_prints_the_plan(folder: Path) -> None:
     shown = run("audit", "--dry-run", "--implementation", "textbook.rms_norm", "--dtype", "float32")
     assert shown.exit_code == 0
     assert re.search(r"textbook\.rms_norm +float32 +cpu +[\d.]+ s +[a-z]", shown.output)
-    assert re.search(r"About [\d.]+ (s|min) with \d+ workers?, as ", shown.output)
+    told = r"About ([\d.]+) s with \w+ workers? \(their start takes ([\d.]+) s of it\), as "
+    whole, start = re.search(told, shown.output).groups()  # type: ignore[union-attr]
+    assert 0 < float(start) < float(whole)
+    alone = run("audit", "--dry-run", "--no-isolation", "--implementation", "textbook.rms_norm", "--dtype", "float32")
+    assert re.search(r"About [\d.]+ s in this process, as ", alone.output)
     assert "1 part\n" in re.sub(" +\n", "\n", shown.output)
     assert not (folder / "normcheck-report").exists()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,21 @@ def test_the_estimate_is_no_less_than_the_longest_unit() -> None:
     assert costs.total(units) == 14.0 + 2 * roots
     assert costs.wall(units, 1) == 14.0 + 2 * roots
     assert costs.wall(units, 8) == 10.0 + roots
+
+
+def test_the_start_of_workers_is_counted() -> None:
+    """What workers of all frameworks have in common counts once; what was never measured starts as slowly as the slowest."""
+    torch = replace(norms()[0], framework="torch", name="t")
+    jax = replace(norms()[0], framework="jax", name="j")
+    costs = Costs("", {}, start={"numpy": 1.0, "torch": 3.0})
+    cases = ((norms(), 1.0), ([torch], 3.0), ([jax], 3.0), ([*norms(), torch], 3.0), ([torch, jax], 5.0), ([], 0.0))
+    for given, expected in cases:
+        units = plan(given, profile="quick", checks=["accuracy"])
+        assert costs.starting(units) == expected
+        assert costs.wall(units, 2, isolated=True) == costs.wall(units, 2) + expected
+    table = planning.measured("quick")
+    assert 0.0 < table.start["numpy"] < table.start["torch"]
+    assert planning.of_results([], "quick", "").start == table.start
 
 
 def test_the_most_telling_come_first() -> None:

@@ -25,11 +25,13 @@ class Costs:
     source : where they come from, in words
     checks : seconds by check
     tasks : seconds by task, which count more
+    start : seconds until a worker process is ready, by the framework that it loads
     """
 
     source: str
     checks: Mapping[str, float]
     tasks: Mapping[Key, float] = field(default_factory=dict)
+    start: Mapping[str, float] = field(default_factory=dict)
 
     def of(self, key: Key) -> float:
         """Seconds that a task may take; as of a usual check where nothing is known of it."""
@@ -41,10 +43,18 @@ class Costs:
         """Seconds of work in a plan."""
         return sum(self.of(unit.key(number)) for unit in units for number in range(len(unit.checks)))
 
-    def wall(self, units: Sequence[Unit], workers: int) -> float:
-        """Seconds that a plan takes with so many workers: no less than its longest unit."""
+    def wall(self, units: Sequence[Unit], workers: int, isolated: bool = False) -> float:
+        """Seconds that a plan takes with so many workers: no less than its longest unit, and their start if isolated."""
         longest = max((self.total([unit]) for unit in units), default=0.0)
-        return max(longest, self.total(units) / workers)
+        return max(longest, self.total(units) / workers) + (self.starting(units) if isolated else 0.0)
+
+    def starting(self, units: Iterable[Unit]) -> float:
+        """Seconds until workers that start together have loaded what a plan needs; as for the slowest where that is unknown."""
+        used = {unit.context.implementation.framework for unit in units}
+        if not used or not self.start:
+            return 0.0
+        least, most = min(self.start.values()), max(self.start.values())
+        return least + sum(self.start.get(framework, most) - least for framework in used)
 
 
 def measured(profile: str) -> Costs:
@@ -53,7 +63,7 @@ def measured(profile: str) -> Costs:
     known = [name for name in ("standard", "quick") if name in table]
     taken = profile if profile in table else known[0]
     at_least = "" if taken == profile else f", of the profile {taken}: it will be more"
-    return Costs(f"as measured for normcheck's own table{at_least}", table[taken])
+    return Costs(f"as measured for normcheck's own table{at_least}", table[taken], start=_table()["start"])
 
 
 def of_results(results: Iterable[Result], profile: str, source: str) -> Costs:
@@ -66,7 +76,8 @@ def of_results(results: Iterable[Result], profile: str, source: str) -> Costs:
     for (_, _, _, check), seconds in tasks.items():
         checks.setdefault(check, []).append(seconds)
     known = {check: fmean(seconds) for check, seconds in checks.items()}
-    return Costs(source, {**measured(profile).checks, **known}, tasks)
+    usual = measured(profile)
+    return Costs(source, {**usual.checks, **known}, tasks, usual.start)
 
 
 def budget(units: Sequence[Unit], seconds: float, costs: Costs) -> Budget:
