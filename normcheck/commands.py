@@ -221,7 +221,9 @@ def _judge_model(given: Mapping[str, Any], planned: Mapping[str, Any]) -> None:
         click.echo(models.NO_TABLE)
     given["output"].mkdir(parents=True, exist_ok=True)
     put(given["output"] / "layers.md", models.markdown(judged))
-    finish(judged, False, given["output"], fail_on_warning=given["fail_on_warning"], strict_ledger=given["strict_ledger"])
+    counted = {name: given[name] for name in ("fail_on_warning", "strict_ledger")}
+    lacking = "" if models.judges(judged) else "none of the layers that it found was judged"
+    finish(judged, False, given["output"], lacking=lacking, **counted)
 
 
 def _stored(ctx: click.Context, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,16 +5,21 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
+
+import numpy as np
 
 from normcheck import ledger
 from normcheck.audit import Audit, Progress, audit
 from normcheck.checks.captured import CAPTURED, REGIME
 from normcheck.implementations import Implementation, Inputs, frameworks
+from normcheck.implementations.base import ARRAYS
 from normcheck.implementations.captured import Captured
+from normcheck.implementations.forward_pass import Seen, mixing, watch
 from normcheck.implementations.layers import (
     Found,
+    claims,
     found,
     implementation_of,
     known_as,
@@ -34,21 +39,12 @@ COLUMNS = (
 )
 SHOWN = ("layer", "class", "dtype", "grade", "outcome", "ulp", "mean/std", "max/rms", "eps share", "danger")
 """The columns for a terminal."""
+_UNJUDGED = "not judged: "
 NO_TABLE = f"No table of layers: it shows what {CAPTURED} and {REGIME} found, and neither was chosen."
 
 
 class ModelError(ValueError):
     """A model that cannot be built, run or walked. The message is one line."""
-
-
-@dataclass(frozen=True, eq=False)
-class _Seen:
-    """What a hook saw of one layer: the first call, and how many there were."""
-
-    x: Any = None
-    y: Any = None
-    training: bool = False
-    calls: int = 0
 
 
 def build(target: str) -> tuple[Any, Any]:
@@ -101,14 +97,17 @@ def audit_model(
     ModelError : if the model has no layer whose name or source speaks of a norm, or its forward pass raises
     """
     layers, others = found(model)
+    args, keywords = _inputs(model, inputs) if layers or others or inputs is not None else ((), {})
+    forward = f"the forward pass of {type(model).__name__}"
+    seen, functions = watch(model, layers, others, lambda: _called(lambda: model(*args, **keywords), forward))
+    others |= functions
     if not layers and not others:
-        raise ModelError(f"{type(model).__name__} has no norm layer")
-    seen = _run(model, layers, _inputs(model, inputs))
+        raise ModelError(f"{type(model).__name__} has no norm layer, and calls no norm of torch as a function")
     made: dict[str, tuple[Found, Implementation]] = {}
     for layer in layers:
         try:
             made[layer.name] = (layer, _implementation(layer, seen[layer.name]))
-        except (ValueError, TypeError) as reason:
+        except (ValueError, TypeError, NotImplementedError) as reason:
             others[layer.name] = f"{layer.kind.__name__}: {reason}"
     if checks is not None:
         checks = tuple(checks)
@@ -119,6 +118,11 @@ def audit_model(
     order = {name: place for place, (name, _) in enumerate(model.named_modules())}
     ordered = sorted((*named, *unjudged), key=lambda result: order.get(result.implementation, -1))
     return Audit(tuple(ordered), {**results.born, "model": type(model).__name__})
+
+
+def judges(judged: Audit) -> bool:
+    """Whether any layer was judged, and not only named with a reason why it is not."""
+    return any(not result.message.startswith(_UNJUDGED) for result in judged.results)
 
 
 def table(judged: Audit) -> list[tuple[str, ...]]:
@@ -166,6 +170,8 @@ def _row(judged: Audit, name: str, parts: Mapping[str, Result]) -> tuple[str, ..
     grade = judged.grades.get((name, one.dtype), "-")
     ulp = held.measures.get("ulp") if held is not None else None
     told = danger or (one.message if one.outcome in (Outcome.SKIPPED, Outcome.WARNED) else "")
+    calls = int(figures.get("calls", 1))
+    told = "; ".join(part for part in (told, f"the first of {calls} calls" if calls > 1 else "") if part)
     return (name, kind, norm, one.dtype, shape, grade, outcome, _number(ulp), *map(_number, cells), told)
 
 
@@ -203,42 +209,7 @@ def _called(function: Callable[[], Any], name: str) -> Any:
         raise ModelError(f"{name} raised {describe(error)}") from error
 
 
-def _run(model: Any, layers: Iterable[Found], inputs: tuple[tuple[Any, ...], dict[str, Any]]) -> dict[str, _Seen]:
-    """One forward pass, and what entered and left each layer."""
-    seen = {layer.name: _Seen() for layer in layers}
-    hooks = [hook for layer in layers for hook in _hooks(layer, seen)]
-    try:
-        _called(lambda: model(*inputs[0], **inputs[1]), f"the forward pass of {type(model).__name__}")
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return seen
-
-
-def _hooks(layer: Found, seen: dict[str, _Seen]) -> tuple[Any, ...]:
-    def before(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        old = seen[layer.name]
-        # a copy: the layer, or one behind it, may write into its input
-        x = _first((*args, *kwargs.values())) if old.calls == 0 else old.x
-        seen[layer.name] = replace(old, x=x, training=bool(module.training), calls=old.calls + 1)
-
-    def after(_module: Any, _args: tuple[Any, ...], output: Any) -> None:
-        old = seen[layer.name]
-        if old.calls == 1:
-            seen[layer.name] = replace(old, y=_first(output if isinstance(output, tuple) else (output,)))
-
-    pre: Callable[..., Any] = layer.module.register_forward_pre_hook
-    return (pre(before, with_kwargs=True), layer.module.register_forward_hook(after))
-
-
-def _first(values: Sequence[Any]) -> Any:
-    """A copy of the first tensor among values, in its memory format; None if there is none."""
-    import torch
-
-    return next((value.detach().clone() for value in values if isinstance(value, torch.Tensor)), None)
-
-
-def _implementation(layer: Found, seen: _Seen) -> Implementation:
+def _implementation(layer: Found, seen: Seen) -> Implementation:
     """A layer as code under judgement, with its captured call.
 
     Raises
@@ -249,12 +220,17 @@ def _implementation(layer: Found, seen: _Seen) -> Implementation:
         raise ValueError(f"was not called{' with a tensor' if seen.calls else ''} in the forward pass")
     if not seen.x.is_floating_point():
         raise ValueError(f"its input is {str(seen.x.dtype).removeprefix('torch.')}, but should be floating point")
+    if layer.written and seen.y.shape != seen.x.shape:
+        raise ValueError(f"its y has shape {tuple(seen.y.shape)}, but x {tuple(seen.x.shape)}")
+    claimed = claims(layer, tuple(seen.x.shape))
+    if claimed:
+        layer = replace(layer, formula=replace(layer.formula, channels_first=False))
     x, y = (value.movedim(1, -1) if layer.formula.channels_first else value for value in (seen.x, seen.y))
     dtype = str(x.dtype).removeprefix("torch.")
     norm = norm_of(layer, dtype, tuple(x.shape))
     training = training_of(layer, norm)
     chosen = _samples(x.shape, pooled=norm.name == "BatchNorm" and training is not False)
-    parameters, kinds = _values(parameters_of(layer))
+    parameters, kinds = _values(parameters_of(layer, norm, x.shape))
     layout = _layout(seen.x)
     inputs = Inputs(
         _values({"x": x[chosen]})[0]["x"],
@@ -269,8 +245,8 @@ def _implementation(layer: Found, seen: _Seen) -> Implementation:
     captured = Captured(inputs, values["y"], got[0], len(inputs.x), len(x), seen.calls)
     options = {"captured": captured, "devices": (x.device.type,), "layouts": (layout,), "weight_dtype": inputs.weight_dtype}
     made = implementation_of(layer, norm, dtype, x.ndim, **options)
-    refused = made.refuses(tuple(x.shape))
-    if refused is not None:
+    refused = made.refuses(tuple(x.shape)) or (mixing(made, inputs) if layer.written and not claimed else "")
+    if refused:
         raise ValueError(refused)
     return made
 
@@ -324,9 +300,22 @@ def _known(pair: tuple[Found, Implementation], result: Result, profile: str) -> 
     if result.outcome.bad:
         name = known_as(layer, implementation.norm)
         result = replace(ledger.apply([replace(result, implementation=name)], profile=profile)[0], implementation=layer.name)
+    if result.check == REGIME and implementation.captured is not None and (flaws := _flaws(implementation.captured)):
+        text = f"; {result.message}" if result.message else f" [x: {result.dtype}{list(result.shape)}]"
+        result = replace(result, outcome=Outcome.WARNED, message="; ".join(flaws) + text)
     return replace(result, norm=f"{layer.kind.__name__}: {result.norm}")
+
+
+def _flaws(captured: Captured) -> list[str]:
+    """What is wrong with the values of a captured call, though y may be what the norm makes of them."""
+    inputs = captured.inputs
+    arrays = {name: getattr(inputs, name) for name in ARRAYS} | {"y": captured.y}
+    counts = {name: int((~np.isfinite(array)).sum()) for name, array in arrays.items() if array is not None}
+    found = [f"{name} holds {count} NaN or inf, but should hold none" for name, count in counts.items() if count]
+    lowest = float(inputs.running_var.min(initial=0.0)) if inputs.running_var is not None else 0.0
+    return [*found, f"running_var={lowest:.3g}, but should be >= 0"] if lowest < 0 else found
 
 
 def _unjudged(name: str, reason: str, dtype: str) -> Result:
     kind, _, text = reason.partition(": ")
-    return Result(CAPTURED, name, kind, dtype, Outcome.WARNED, Severity.WARNING, message=f"not judged: {text}")
+    return Result(CAPTURED, name, kind, dtype, Outcome.WARNED, Severity.WARNING, message=f"{_UNJUDGED}{text}")

@@ -157,7 +157,7 @@ UNREADABLE = {
     "its forward pass takes gate besides x": layer(WIDE + "return n * silu(gate)", given="x, gate=None"),
     "its forward pass takes residual besides x": layer(WIDE + "return n + residual", given="x, residual"),
     "returns more than y": layer(WIDE + "return n, x"),
-    "divides by no root of squares": layer("return x * self.weight"),
+    "no root of squares is found in its source": layer("return x * self.weight"),
     "takes no mean, sum or variance": layer("return x * torch.rsqrt(x + self.eps)"),
     "its statistics accumulate over time": layer("return x * torch.rsqrt(torch.cumsum(x.pow(2), 1) + self.eps)"),
     "returns the reciprocal root alone, not y": layer("return torch.rsqrt(x.pow(2).mean(-1) + self.eps).to(x.dtype)"),

@@ -27,6 +27,7 @@ from normcheck.implementations.syntax import (
     mentions,
     parameter,
     parsed,
+    registered,
     run,
     uncast,
 )
@@ -64,6 +65,8 @@ class Formula:
     given : whether it normalizes with statistics that it is given
     wide_parameters : whether its parameters must be float32
     unbuildable : why its constructor cannot be called, or ``""``
+    fused : the layer of torch whose kernel computes it all, or ``""`` where it is written out
+    trains : whether its own code may take the statistics of the batch instead of those that it is given
     """
 
     norm: Norm
@@ -76,6 +79,8 @@ class Formula:
     given: bool = False
     wide_parameters: bool = False
     unbuildable: str = ""
+    fused: str = ""
+    trains: bool = False
 
 
 def read(*sources: str) -> Formula:
@@ -135,7 +140,7 @@ class _Class:
         fused = self.base if inherited else next((event.detail for event in self.events if event.kind == "fused"), "")
         given = "running_var" in self.used
         if not (fused or given or "root" in names):
-            raise UnreadableError("divides by no root of squares")
+            raise UnreadableError("no root of squares is found in its source")
         if not (fused or given):
             self._check_written()
         parameters = self._parameters(inherited)
@@ -153,6 +158,8 @@ class _Class:
             given,
             upcasts and bool(fused) and self._widened_once(),
             f"its constructor takes {lacking}" if lacking else "",
+            fused,
+            given and ("stat" in names or "training" in self.used),
         )
 
     def _widened_once(self) -> bool:
@@ -215,7 +222,8 @@ class _Class:
         else:
             details = [event.detail for event in self.events if event.kind == "stat"]
             centred = any(event.kind == "center" for event in self.events)
-            placement, total = self._placement(), all(d.startswith("sum") for d in details)
+            averaged = any(event.kind == "average" for event in self.events)
+            placement, total = self._placement(), not averaged and all(d.startswith("sum") for d in details)
             ddof = int(any(d.endswith("unbiased") for d in details))
         where: EpsPlacement = placement  # type: ignore[assignment]
         if centred:
@@ -243,18 +251,18 @@ class _Class:
         return tuple(name for names in (WEIGHTS, BIASES) for name in names if name in self.used and name in self._made())
 
     def _made(self) -> set[str]:
-        """Attributes that are there: of the base, and set in the constructor."""
-        own = {node.attr for init in self.inits for node in ast.walk(init) if is_self(node)}
+        """Attributes that are there: of the base, and set or registered in the constructor."""
+        nodes = [node for init in self.inits for node in ast.walk(init)]
+        own = {node.attr for node in nodes if is_self(node)} | {name for node in nodes for name in registered(node)}
         return own | ({"weight", "bias"} if self.base != "Module" else set())
 
     def _eps_attribute(self, inherited: bool) -> str:
-        """The attribute that holds eps: one that is used, or, where none is, one that is set."""
+        """The attribute that holds eps: one that is used, or, where none is, one that is set, whatever number is used instead."""
         used = [name for name in sorted(self.used) if "eps" in name.lower()]
         if used or inherited:
             return used[0] if used else "eps"
-        if self._eps_literal() is not None:
-            return ""
-        return next((name for name in sorted(self._made()) if "eps" in name.lower()), "eps" if self.base != "Module" else "")
+        made = next((name for name in sorted(self._made()) if "eps" in name.lower()), "")
+        return made or ("eps" if self.base != "Module" and self._eps_literal() is None else "")
 
     def _eps_literal(self) -> float | None:
         """A small number in the forward pass."""

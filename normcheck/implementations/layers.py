@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -57,19 +58,34 @@ class Found:
         """Its class."""
         return type(self.module)
 
+    @property
+    def written(self) -> bool:
+        """Whether what it claims was read in the source of its own formula, and in no name of torch."""
+        return not self.formula.fused and _base(self.kind) is None
+
 
 def found(model: Any) -> tuple[list[Found], dict[str, str]]:
     """The norm layers of a model, and by name what looks like one and is none of ours, with the reason."""
     layers, others = [], {}
     for name, module in model.named_modules():
+        kind = getattr(module, "original_name", type(module).__name__)
         try:
             formula = _formula(module)
             first = formula.channels_first or getattr(module, "data_format", "") == "channels_first"
-            layers.append(Found(name or type(module).__name__, module, replace(formula, channels_first=first)))
+            layers.append(Found(name or kind, module, replace(formula, channels_first=first)))
         except UnreadableError as reason:
-            if any("norm" in parent.__name__.lower() for parent in type(module).__mro__) and not _holds(module):
-                others[name or type(module).__name__] = f"{type(module).__name__}: {reason}"
+            names = (kind, *(parent.__name__ for parent in type(module).__mro__))
+            if isinstance(reason, _NotOursError) or (any(map(_SPEAKING.search, names)) and not _holds(module)):
+                others[name or kind] = f"{kind}: {reason}"
     return layers, others
+
+
+_SPEAKING = re.compile(r"(?i:norm)|RMS|(?<![A-Z])(LN|BN|GN|IN)(?![A-Z])")
+"""Names of classes that speak of a norm."""
+
+
+class _NotOursError(UnreadableError):
+    """A norm, by its source, that cannot be called as ours are."""
 
 
 def _holds(module: Any) -> bool:
@@ -88,10 +104,12 @@ def _readable(module: Any) -> bool:
 def _formula(module: Any) -> Formula:
     """What a module claims. Raises UnreadableError where it is no norm of ours."""
     kind: Any = type(module)
-    bases = [parent for parent in kind.__mro__ if parent.__module__.startswith("torch.nn.") and parent.__name__ in _OF_TORCH]
-    base = _OF_TORCH[bases[0].__name__] if bases else None
-    if base is not None and kind.forward is bases[0].forward:
+    parent = _base(kind)
+    base = _OF_TORCH[parent.__name__] if parent is not None else None
+    if base is not None and kind.forward is parent.forward:
         return base
+    if hasattr(module, "original_name"):
+        raise UnreadableError("it is scripted, without its class; the model should be built without torch.jit")
     if kind.__module__.startswith("torch."):
         raise UnreadableError("no norm of ours")
     try:
@@ -102,10 +120,28 @@ def _formula(module: Any) -> Formula:
         if base is None or _needed(kind):
             raise
         formula = base
-    strange = [name for name in module._parameters if name not in (*WEIGHTS, *BIASES)]
+    names = (*formula.parameters, *_others(module, formula))
+    strange = [name for name, tensor in module._parameters.items() if tensor is not None and name not in names]
     if strange:
-        raise UnreadableError(f"its parameters {', '.join(strange)} are not understood")
-    return formula
+        raise _NotOursError(f"its parameters {', '.join(strange)} are not understood")
+    numbers = [name for name in names if isinstance(getattr(module, name, None), int | float)]
+    if numbers:
+        raise _NotOursError(f"its {numbers[0]} is a number, but should be a tensor or None")
+    if formula.trains and module.training:
+        raise _NotOursError("it is in training, and its running statistics are written by code of its own")
+    return replace(formula, parameters=names)
+
+
+def _others(module: Any, formula: Formula) -> list[str]:
+    """A weight or bias that the layer has, and that its source does not show: it is claimed all the same."""
+    has = {name for kept in (module._parameters, module._buffers) for name, tensor in kept.items() if tensor is not None}
+    lacking = [names for names in (WEIGHTS, BIASES) if not set(names) & set(formula.parameters)]
+    return [next(name for name in names if name in has) for names in lacking if set(names) & has]
+
+
+def _base(kind: Any) -> Any:
+    """The norm of torch that a class is or derives from, or None."""
+    return next((one for one in kind.__mro__ if one.__module__.startswith("torch.nn.") and one.__name__ in _OF_TORCH), None)
 
 
 def _needed(kind: Any) -> list[str]:
@@ -124,11 +160,23 @@ def _read(kind: type) -> Formula:
         raise UnreadableError("its source cannot be found") from None
 
 
+def claims(layer: Found, shape: tuple[int, ...]) -> bool:
+    """Whether the name of its class and its weight claim a LayerNorm or RMSNorm of the last axis, whatever its source does."""
+    own = next((getattr(layer.module, name, None) for name in layer.formula.parameters), None)
+    name = layer.kind.__name__
+    return own is not None and own.shape == shape[-1:] and bool(_CLAIMING.search(name)) and not _ELSEWHERE.search(name)
+
+
+_CLAIMING = re.compile("(?i)(layer|rms)_?norm")
+_ELSEWHERE = re.compile(r"(?i)global|channel|cum|group|instance|batch|spatial|temporal|time|\dd")
+
+
 def norm_of(layer: Found, dtype: str, shape: tuple[int, ...]) -> Norm:
     """The norm of a layer with the settings that it has, for an x of this dtype and shape, channels last where it moves them."""
     formula, module = layer.formula, layer.module
     norm = formula.norm
-    eps = getattr(module, formula.eps, norm.eps) if formula.eps else norm.eps
+    # a number in the source is no excuse for an eps of the layer that it forgets
+    eps = getattr(module, formula.eps, None) if formula.eps else getattr(module, "eps", None) or norm.eps
     # torch.nn.RMSNorm without eps takes the machine epsilon of the arithmetic
     settings: dict[str, Any] = {"eps": float(eps) if eps is not None else 2.0**-52 if dtype == "float64" else 2.0**-23}
     if isinstance(norm, GroupNorm):
@@ -143,14 +191,24 @@ def norm_of(layer: Found, dtype: str, shape: tuple[int, ...]) -> Norm:
     return replace(cast(Any, norm), **settings)  # type: ignore[no-any-return]
 
 
-def parameters_of(layer: Found) -> dict[str, Any]:
-    """The layer's weight, bias and running statistics as tensors, as far as it has them."""
-    module, kept = layer.module, {}
-    for name in layer.formula.parameters:
-        kept["weight" if name in WEIGHTS else "bias"] = getattr(module, name, None)
-    for name in ("running_mean", "running_var"):
-        kept[name] = getattr(module, name, None)
-    return {name: value for name, value in kept.items() if value is not None}
+def parameters_of(layer: Found, norm: Norm, shape: tuple[int, ...]) -> dict[str, Any]:
+    """The layer's weight, bias and running statistics as tensors, as far as it has them, in the sizes that the norm gives them.
+
+    Raises
+    ------
+    ValueError : for one of other sizes; ones in between are left out
+    """
+    sizes = shape[1:2] if norm.per_channel else getattr(norm, "normalized_shape", None) or shape[-1:]
+    own = {name: "weight" if name in WEIGHTS else "bias" for name in layer.formula.parameters}
+    kept = {role: getattr(layer.module, name, None) for name, role in own.items()}
+    kept |= {name: getattr(layer.module, name, None) for name in ("running_mean", "running_var")}
+    return {name: _sized(name, value, tuple(sizes)) for name, value in kept.items() if value is not None}
+
+
+def _sized(name: str, value: Any, sizes: tuple[int, ...]) -> Any:
+    if [n for n in value.shape if n > 1] != [n for n in sizes if n > 1]:
+        raise ValueError(f"its {name} has shape {tuple(value.shape)}, but should be {sizes}")
+    return value.reshape(sizes)
 
 
 def training_of(layer: Found, norm: Norm) -> bool | None:
@@ -183,7 +241,13 @@ def implementation_of(layer: Found, norm: Norm, dtype: str, rank: int, **options
 def renewable(layer: Found) -> str:
     """Why a layer cannot be judged with other parameters than its own, or ``""``."""
     odd = [name for name in layer.formula.parameters if name not in _TWO]
-    return f"its parameters are named {', '.join(odd)}" if odd else ""
+    if odd:
+        return f"its parameters are named {', '.join(odd)}"
+    sizes = getattr(layer.module, "normalized_shape", None)
+    rank = len(sizes) if isinstance(sizes, tuple | list) else 1
+    tensors = {name: getattr(layer.module, name, None) for name in layer.formula.parameters}
+    odd = [f"{name}{list(tensor.shape)}" for name, tensor in tensors.items() if tensor is not None and tensor.ndim != rank]
+    return f"its parameters are {', '.join(odd)}" if odd else ""
 
 
 @dataclass(frozen=True)
@@ -244,15 +308,17 @@ def _target(kind: type) -> str:
 
 def known_as(layer: Found, norm: Norm) -> str:
     """The name under which the ledger knows this code."""
-    kind = layer.kind
+    kind, base = layer.kind, _base(layer.kind)
     if kind.__module__.startswith(f"{PACKAGE}."):
         return next((f"{PACKAGE}.{names[0]}" for names in _families() if kind.__name__ in names), f"{PACKAGE}.{kind.__name__}")
-    if not kind.__module__.startswith("torch."):
+    if layer.formula.fused:
+        return f"torch.nn.{layer.formula.fused}"
+    if base is None or cast(Any, kind).forward is not base.forward:
         return f"{kind.__module__}.{kind.__qualname__}"
     mode = {None: "", True: "train", False: "eval"}[training_of(layer, norm)]
     if isinstance(norm, InstanceNorm) and mode:
         mode = f"tracked, {mode}" if mode == "train" else mode
-    return f"torch.nn.{kind.__name__}" + (f"[{mode}]" if mode else "")
+    return f"torch.nn.{base.__name__}" + (f"[{mode}]" if mode else "")
 
 
 def _families() -> Iterator[tuple[str, ...]]:

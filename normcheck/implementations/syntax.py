@@ -73,7 +73,7 @@ class Event:
 
     Attributes
     ----------
-    kind : stat, center, eps, root, widen, narrow, scale, shift or fused
+    kind : stat, average (of a sum that is divided), center, eps, root, widen, narrow, scale, shift or fused
     detail : of a statistic its name, axis and whether it is unbiased; of a fused norm the layer that it belongs to; of an eps
         ``max`` where it is a lower limit
     step : the statement of the method, counted from 0
@@ -86,13 +86,13 @@ class Event:
 
 def run(method: ast.FunctionDef, methods: Mapping[str, ast.FunctionDef]) -> list[Event]:
     """What happens in a method, in order; methods of the same class are entered where they are called."""
-    means: dict[str, bool] = {}
+    means: dict[str, str] = {}
     steps = enumerate(method.body)
     return [replace(event, step=step) for step, statement in steps for event in _visit(statement, methods, means)]
 
 
-def _visit(node: ast.AST, methods: Mapping[str, ast.FunctionDef], means: dict[str, bool]) -> Iterator[Event]:
-    """Events of a statement or expression, operands before their operation; ``means`` says which names are means."""
+def _visit(node: ast.AST, methods: Mapping[str, ast.FunctionDef], means: dict[str, str]) -> Iterator[Event]:
+    """Events of a statement or expression, operands before their operation; ``means`` says which names are means or sums."""
     if isinstance(node, ast.Call) and is_self(node.func) and called(node) in methods:
         for argument in node.args:
             yield from _visit(argument, methods, means)
@@ -102,31 +102,45 @@ def _visit(node: ast.AST, methods: Mapping[str, ast.FunctionDef], means: dict[st
     for child in ast.iter_child_nodes(node):
         yield from _visit(child, methods, means)
     if isinstance(node, ast.Assign):
-        means.update(_assigned(node.targets[0], node.value))
+        bound = _assigned(node.targets[0], node.value)
+        means.update({name: kind or _average(node.value, means) for name, kind in bound.items()})
     if isinstance(node, ast.Call):
         yield from _call_events(node)
     elif isinstance(node, ast.BinOp):
         yield from _operation_events(node, means)
 
 
-def _assigned(target: ast.expr, value: ast.expr) -> dict[str, bool]:
-    """Which names an assignment binds, and whether to means."""
+def _assigned(target: ast.expr, value: ast.expr) -> dict[str, str]:
+    """Which names an assignment binds, and to what: mean, sum, or anything else."""
     if isinstance(target, ast.Name):
-        return {target.id: called(uncast(value)) == "mean" and not _squares(value)}
+        return {target.id: _average(value)}
     if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
         pairs = zip(target.elts, value.elts, strict=False)
         return {name: mean for one, other in pairs for name, mean in _assigned(one, other).items()}
     if isinstance(target, ast.Tuple) and called(value) in ("var_mean", "std_mean"):
-        return {last_name(one): place == 1 for place, one in enumerate(target.elts)}
+        return {last_name(one): "mean" if place == 1 else "" for place, one in enumerate(target.elts)}
     return {}
 
 
-def _operation_events(node: ast.BinOp, means: Mapping[str, bool]) -> Iterator[Event]:
+def _average(value: ast.AST | None, means: Mapping[str, str] | None = None) -> str:
+    """Whether it is a mean of x, such as a sum of x by a number; a sum, of x or of its squares; or anything else, ``""``."""
+    node = uncast(value)
+    if isinstance(node, ast.Name):
+        return (means or {}).get(node.id, "")
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
+        return "mean" if _average(node.left, means) == "sum" and not _squares(node.left) else ""
+    name = called(node)
+    return name if name == "sum" or (name == "mean" and node is not None and not _squares(node)) else ""
+
+
+def _operation_events(node: ast.BinOp, means: Mapping[str, str]) -> Iterator[Event]:
     sides = (node.left, node.right)
     names = {parameter(side) for side in sides}
     if isinstance(node.op, ast.Pow) and ast.unparse(node.right) in ("0.5", "-0.5"):
         yield Event("root")
-    if isinstance(node.op, ast.Sub) and _is_mean(node.right, means):
+    if isinstance(node.op, ast.Div) and _average(node.left, means) == "sum":
+        yield Event("average")
+    if isinstance(node.op, ast.Sub) and _average(node.right, means) == "mean":
         yield Event("center")
     if isinstance(node.op, ast.Mult) and names & set(WEIGHTS):
         yield Event("scale")
@@ -190,6 +204,12 @@ def mentions(node: ast.AST, name: str) -> bool:
     return isinstance(node, ast.Name) and node.id == name
 
 
+def registered(node: ast.AST) -> list[str]:
+    """The name under which a call registers a buffer or parameter."""
+    first = node.args[0] if called(node) in ("register_buffer", "register_parameter") and node.args else None  # type: ignore[attr-defined]
+    return [first.value] if isinstance(first, ast.Constant) and isinstance(first.value, str) else []
+
+
 def is_super_forward(node: ast.AST) -> bool:
     """Whether it calls the forward pass of the base."""
     if called(node) != "forward" or not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
@@ -228,10 +248,6 @@ def defaults(method: ast.FunctionDef | None) -> list[tuple[str, ast.expr]]:
 def _is_eps(node: ast.AST) -> bool:
     small = isinstance(node, ast.Constant) and isinstance(node.value, float) and 0 < node.value < 0.01
     return small or "eps" in parameter(node).lower() or "eps" in last_name(node).lower()
-
-
-def _is_mean(node: ast.AST, means: Mapping[str, bool]) -> bool:
-    return means.get(last_name(node), False) or (called(uncast(node)) == "mean" and not _squares(node))
 
 
 def _squares(node: ast.AST) -> bool:
