@@ -41,17 +41,23 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> object:
 
 
 def test_every_framework_is_judged_in_its_environment_and_merged(run, tmp_path: Path) -> None:
-    """One audit each, in its own folder; what was broken off is gone on with, and what is done is not done again."""
+    """One audit each, in its own folder; what was broken off is gone on with, and what is done is not done again.
+
+    An environment gets its package before: ``tox exec`` installs none.
+    """
     (tmp_path / "out" / "audits" / "jax").mkdir(parents=True)
     (tmp_path / "out" / "audits" / "jax" / "journal.jsonl").touch()
     code, calls = run("--only", "onnxruntime", "jax")
     assert code == 0
     assert calls == [
+        "run -e onnx --notest",
         "exec -e onnx -- normcheck audit --profile quick --framework onnxruntime --output out/audits/onnxruntime",
+        "run -e jax --notest",
         "exec -e jax -- normcheck audit --profile quick --framework jax --resume out/audits/jax",
+        "run -e audit --notest",
         "exec -e audit -- normcheck merge out out/audits/onnxruntime out/audits/jax",
     ]
-    assert run("--only", "onnxruntime", "jax")[1][3:] == calls[2:]
+    assert run("--only", "onnxruntime", "jax")[1][6:] == calls[4:]
 
 
 def test_a_framework_that_cannot_be_judged_is_named(run) -> None:

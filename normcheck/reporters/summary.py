@@ -252,7 +252,8 @@ def verdict(audit: Judged) -> str:
     if not judged:
         return "Nothing was judged."
     known = sum(1 for row in judged if Outcome.XFAILED in row.counts)
-    told = f"{_subject(len(judged), sum(1 for row in judged if row.bad), known)}, in {total}{_notes(judged)}."
+    failing = sum(1 for row in judged if row.bad)
+    told = f"{_subject(len(judged), failing, known)}, in {total}{_notes(judged, told=not failing)}."
     stopped = audit.born.get("interrupted")
     return f"Interrupted: {stopped}. Of what was judged: {told[0].lower()}{told[1:]}" if stopped else told
 
@@ -261,18 +262,25 @@ def _subject(judged: int, failing: int, known: int) -> str:
     if failing:
         some = f"{failing} of {judged} implementations {'fails' if failing == 1 else 'fail'}"
         return "The implementation fails" if judged == 1 else some
+    if not known:
+        return "The implementation passes" if judged == 1 else f"All {judged} implementations pass"
     # a grade F may stand beside it
-    but = f" but for known faults{f' of {known}' if judged > 1 else ''}" if known else ""
-    return f"The implementation passes{but}" if judged == 1 else f"All {judged} implementations pass{but}"
+    excused = "only as the ledger of upstream faults says"
+    if judged == 1:
+        return f"The implementation fails {excused}"
+    passing = judged - known
+    pass_, fail = "passes" if passing == 1 else "pass", "fails" if known == 1 else "fail"
+    return f"Of {judged} implementations {passing} {pass_}, and {known} {fail} {excused}"
 
 
-def _notes(judged: Sequence[Row]) -> str:
+def _notes(judged: Sequence[Row], told: bool) -> str:
+    """What else there was; known faults too, unless they are told already."""
     warned = sum(1 for row in judged if Outcome.WARNED in row.counts)
-    expected = sum(1 for row in judged if Outcome.XFAILED in row.counts)
+    expected = 0 if told else sum(1 for row in judged if Outcome.XFAILED in row.counts)
     mended = sum(1 for row in judged if Outcome.XPASSED in row.counts)
     notes = ((warned, "with warnings"), (expected, "with known upstream faults"), (mended, "with known faults that are mended"))
-    told = ", ".join(f"{n} {what}" for n, what in notes if n)
-    return f"; {told}" if told else ""
+    found = ", ".join(f"{n} {what}" for n, what in notes if n)
+    return f"; {found}" if found else ""
 
 
 def _worst_ulp(results: Sequence[Result]) -> dict[str, float]:
@@ -319,4 +327,4 @@ def _ordered(names: Iterable[str], order: Sequence[str] = ()) -> tuple[str, ...]
 
 def number(n: int, thing: str) -> str:
     """A count with its noun."""
-    return f"{n} {thing}{'' if n == 1 else 's'}"
+    return f"{n:,} {thing}{'' if n == 1 else 's'}"
