@@ -313,13 +313,15 @@ def _collected(
                 if progress is not None:
                     progress(len(results), total, units[place[0]].label)
     except KeyboardInterrupt:
-        raise Interrupted(_collect(results, {**facts, "interrupted": f"{len(results)} of {total} tasks were done"})) from None
-    return _collect(results, facts)
+        told = f"{len(results)} of {total} tasks were done"
+        raise Interrupted(_collect(units, results, {**facts, "interrupted": told})) from None
+    return _collect(units, results, facts)
 
 
-def _collect(results: Mapping[Place, list[Result]], facts: Mapping[str, Any]) -> Audit:
+def _collect(units: Sequence[Unit], results: Mapping[Place, list[Result]], facts: Mapping[str, Any]) -> Audit:
     ordered = [result for place in sorted(results) for result in results[place]]
-    return Audit(ledger.apply(ordered, profile=facts["profile"]), facts)
+    names = {one.name: one.known_as for one in (unit.context.implementation for unit in units) if one.known_as}
+    return Audit(ledger.apply(ledger.excuse(ordered, names), profile=facts["profile"]), facts)
 
 
 def _journal(

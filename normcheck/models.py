@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from normcheck import ledger
 from normcheck.audit import Audit, Progress, audit
 from normcheck.checks.captured import CAPTURED, REGIME
 from normcheck.implementations import Implementation, Inputs, frameworks
@@ -22,7 +21,6 @@ from normcheck.implementations.layers import (
     claims,
     found,
     implementation_of,
-    known_as,
     norm_of,
     parameters_of,
     renewable,
@@ -112,7 +110,7 @@ def audit_model(
     if checks is not None:
         checks = tuple(checks)
     results = _results(made, checks, profile=profile, seed=seed, progress=progress)
-    named = [_known(made[result.implementation], result, profile) for result in results.results]
+    named = [_told(made[result.implementation], result) for result in results.results]
     dtype = next((one.dtypes[0] for _, one in made.values()), "float32")
     unjudged = [_unjudged(name, reason, dtype) for name, reason in others.items()]
     order = {name: place for place, (name, _) in enumerate(model.named_modules())}
@@ -294,12 +292,9 @@ def _configuration(layer: Found, implementation: Implementation) -> tuple[Any, .
     return (layer.kind, layer.formula, one.norm, one.dtypes, one.weight_dtype, one.affine, one.training, one.ranks, one.layouts)
 
 
-def _known(pair: tuple[Found, Implementation], result: Result, profile: str) -> Result:
-    """The result with what the ledger says of the layer's class, and its class beside its norm."""
+def _told(pair: tuple[Found, Implementation], result: Result) -> Result:
+    """The result with what is wrong with the captured values, and the layer's class beside its norm."""
     layer, implementation = pair
-    if result.outcome.bad:
-        name = known_as(layer, implementation.norm)
-        result = replace(ledger.apply([replace(result, implementation=name)], profile=profile)[0], implementation=layer.name)
     if result.check == REGIME and implementation.captured is not None and (flaws := _flaws(implementation.captured)):
         text = f"; {result.message}" if result.message else f" [x: {result.dtype}{list(result.shape)}]"
         result = replace(result, outcome=Outcome.WARNED, message="; ".join(flaws) + text)

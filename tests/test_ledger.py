@@ -54,6 +54,18 @@ def test_any_other_failure_still_fails(change: dict[str, Any]) -> None:
     assert done.outcome is Outcome.FAILED
 
 
+def test_code_that_is_known_by_another_name_is_excused_under_its_own() -> None:
+    """What fails as that other code does is expected; what passes says nothing of it, and other names are let be."""
+    known = next(one for one in entries() if (one.library, one.check, one.dtype) == ("torch", "overflow", "float32"))
+    given = {"check": "overflow", "dtype": "float32", "device": known.device, "regime": known.regime, "layout": known.layout}
+    failed, other = (result(implementation=name, **given) for name in ("mine", "theirs"))
+    passed = result(implementation="mine", **given, outcome=Outcome.PASSED)
+    done = ledger.excuse([failed, passed, other], {"mine": known.implementation})
+    assert [one.implementation for one in done] == ["mine", "mine", "theirs"]
+    excused = Outcome.XFAILED if known.installed else Outcome.FAILED
+    assert [one.outcome for one in done] == [excused, Outcome.PASSED, Outcome.FAILED]
+
+
 @pytest.mark.parametrize("field", ["regime", "layout", "device"])
 def test_regime_layout_and_device_narrow_an_entry(field: str) -> None:
     """An entry that names one of them excuses only failures there."""

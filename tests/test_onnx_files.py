@@ -11,6 +11,7 @@ from normcheck.cli import main
 from normcheck.implementations import Inputs, TargetError, call, snippet
 from normcheck.implementations.onnx_files import implementation_in
 from normcheck.norms import BatchNorm, GroupNorm, InstanceNorm, LayerNorm, RMSNorm
+from normcheck.testing import assert_norm
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
@@ -132,6 +133,57 @@ def test_one_of_several_is_chosen_by_name_or_by_output(saved):
         implementation_in(path, "z")
 
 
+def test_a_name_that_several_norms_have_is_not_enough(saved):
+    """They are told by their outputs, and chosen by them."""
+    layers = [node("RMSNormalization", ["x", "w"], "h", "n"), node("RMSNormalization", ["h", "w"], "y", "n", epsilon=0.5)]
+    path = saved(layers, weights=ones("w"))
+    with pytest.raises(TargetError, match=r"should choose one: 'h' \(RMSNormalization\), 'y' \(RMSNormalization\)"):
+        implementation_in(path)
+    with pytest.raises(TargetError, match="node='n' is the name of 2 norms, but should be the output of one: 'h', 'y'"):
+        implementation_in(path, "n")
+    assert implementation_in(path, "y").norm.eps == 0.5
+
+
+def test_a_norm_in_a_branch_is_found(saved):
+    """Graphs inside nodes are walked as well."""
+    none = helper.make_tensor_value_info
+    branch = [node("RMSNormalization", ["x", "w"], "b", "inner", epsilon=0.5)]
+    then = helper.make_graph(branch, "then", [], [none("b", TensorProto.FLOAT, None)])
+    other = helper.make_graph([node("Identity", ["x"], "c")], "else", [], [none("c", TensorProto.FLOAT, None)])
+    chooses = node("If", ["c"], then_branch=then, else_branch=other)
+    found = implementation_in(saved([chooses], weights={**ones("w"), "c": np.array(True)}))
+    assert (found.norm, found.dtypes) == (RMSNorm(eps=0.5, normalized_shape=(8,)), ("float32",))
+
+
+@pytest.mark.parametrize(
+    ("axis", "weight", "shape", "sizes"),
+    [
+        (1, (4, 8), ("N", 4, 8), (4, 8)),
+        (-2, (8,), ("N", 4, 8), (4, 8)),
+        (-1, (1,), ("N", 8), (8,)),
+        (-2, (4, 8), ("N", "S", "D"), (4, 8)),
+    ],
+)
+def test_the_axis_says_what_is_normalized(saved, axis, weight, shape, sizes):
+    """Not the weight, which may be spread over more; where x is open the weight tells the sizes."""
+    held = {"w": np.ones(weight, np.float32)}
+    found = implementation_in(saved([node("LayerNormalization", ["x", "w"], axis=axis)], shape, weights=held))
+    assert found.norm.normalized_shape == sizes
+    x, w = np.arange(2.0 * np.prod(sizes)).reshape(2, *sizes) ** 2, np.arange(1.0 * np.prod(sizes)).reshape(sizes)
+    y = call(found, Inputs(x, weight=w)).y
+    assert_norm(y.astype(np.float32), x.astype(np.float32), found.norm, w.astype(np.float32))
+
+
+def test_eps_that_a_node_leaves_out_is_that_of_its_operator(saved):
+    """ONNX's operators take 1e-5, ONNX Runtime's own Skip norms 1e-12."""
+    skip = node("SkipSimplifiedLayerNormalization", ["x", "r", "w"], domain="com.microsoft")
+    found = implementation_in(saved([skip], weights={**ones("w"), "r": np.ones((2, 8), np.float32)}))
+    assert found.norm.eps == float(np.float32(1e-12))
+    x = np.full((2, 8), 2.0**-20)
+    assert_norm(call(found, Inputs(x, weight=np.ones(8))).y.astype(np.float32), x.astype(np.float32), found.norm)
+    assert implementation_in(saved([node("RMSNormalization", ["x", "w"])], weights=ones("w"))).norm.eps == float(np.float32(1e-5))
+
+
 def test_models_without_a_norm_and_files_without_a_model_are_refused(saved, tmp_path):
     """What stands there instead is told."""
     with pytest.raises(TargetError, match="has no norm among its operators Relu; known are LayerNormalization"):
@@ -160,6 +212,11 @@ def test_models_without_a_norm_and_files_without_a_model_are_refused(saved, tmp_
             node("LayerNormalization", ["x", "w"], axis=1),
             {"shape": ("N", "S", "D"), "open_weight": ("S", "D")},
             "has axis=1, but the model says neither",
+        ),
+        (
+            node("BatchNormalization", ["x", "w", "b", "m", "v"], spatial=0),
+            {"opset": 7, "shape": ("N", 8, 4), "weights": ones("w", "b", "m", "v")},
+            "has spatial=0, but statistics should be those of channels",
         ),
         (node("RMSNormalization", ["x", "w"]), {"kind": TensorProto.INT32, "weights": ones("w")}, "has x in INT32, but should"),
     ],
@@ -199,6 +256,13 @@ class TestCommand:
         code, output = self.run(saved([node("RMSNormalization", ["x", "w"])], weights=ones("w")))
         assert code == 0, output
         assert "passes" in output
+
+    def test_what_the_ledger_knows_of_the_operator_is_expected(self, saved):
+        """A known fault of ONNX Runtime is one in a saved model as well."""
+        group = node("GroupNormalization", ["x", "w", "b"], num_groups=2)
+        code, output = self.run(saved([group], ("N", 8, 4), weights=ones("w", "b")))
+        assert code == 0, output
+        assert "xfailed accuracy" in output
 
     def test_a_norm_that_breaks_its_promise_fails(self, saved):
         """float32 inside is not float64 inside: the contract that is given is the one that is judged."""

@@ -142,6 +142,7 @@ class Implementation:
     static : whether every shape of x is compiled anew, at a price: sweeps over shapes are left to the more thorough profiles
     variants : other forms of the same call, such as a compiled one, by name; each is judged by itself
     alike : names of other code of the very same text, for which this stands
+    known_as : name under which the ledger knows the faults of this code, where its own is another
     captured : a call that a model made of this layer
     path : the operator of the framework that a call must dispatch to, where the code forces one of several
 
@@ -180,6 +181,7 @@ class Implementation:
     static: bool = False
     variants: Mapping[str, Callable[..., Any]] = field(default_factory=dict, hash=False)
     alike: tuple[str, ...] = ()
+    known_as: str = ""
     captured: Captured | None = None
     path: str = ""
 

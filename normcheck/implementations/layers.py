@@ -234,6 +234,7 @@ def implementation_of(layer: Found, norm: Norm, dtype: str, rank: int, **options
         training=training_of(layer, norm),
         mutates=("running_mean", "running_var") if norm.has_running else (),
         validates=False,
+        known_as=known_as(layer, norm),
         **options,
     )
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
+
+import numpy as np
 
 from normcheck.implementations.base import Implementation, MissingPackageError
 from normcheck.implementations.onnx import CONTRACT, MOVING, Operator, Run, model_of
@@ -27,6 +29,8 @@ _ROLES: dict[str, tuple[str, ...]] = {
 }
 _WITH_AXIS = ("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization")
 _CONTRACTS = {"BatchNormalization": MOVING, "SkipLayerNormalization": FUSED, "SkipSimplifiedLayerNormalization": FUSED}
+_EPS = dict.fromkeys(("SkipLayerNormalization", "SkipSimplifiedLayerNormalization"), 1e-12)
+"""What ONNX Runtime's own operators take where the node says nothing; ONNX's take 1e-5."""
 _DTYPES = {"DOUBLE": "float64", "FLOAT": "float32", "FLOAT16": "float16", "BFLOAT16": "bfloat16"}
 
 
@@ -40,8 +44,9 @@ def run_node(run: Run, *passed: Any) -> Any:
     channels = operator in ("GroupNormalization", "InstanceNormalization", "BatchNormalization")
     sizes = x.shape[1:2] if channels else x.shape[settings.get("axis", -1) :]
     neutral = {"weight": 1.0, "running_var": 1.0, "residual": -0.0}
-    for name in (name for name, array in arrays.items() if array is None):
-        arrays[name] = np.full(x.shape if name == "residual" else sizes, neutral.get(name, 0.0), x.dtype)
+    for name, array in arrays.items():
+        like = x.shape if name in ("x", "residual") else sizes
+        arrays[name] = np.full(like, neutral.get(name, 0.0), x.dtype) if array is None else array.reshape(like)
     returned = run(model_of(operator, opset, arrays, dict(outputs), domain, **settings), arrays)
     return returned[0] if len(returned) == 1 else tuple(returned)
 
@@ -124,7 +129,14 @@ def implementation_in(path: str, node: str = "", **contract: Any) -> Implementat
         grad=None,
         validates=False,
         ranks=(2, 3) if residual else None,
+        known_as=_known_as(operator, training),
     )
+
+
+def _known_as(operator: str, training: bool | None) -> str:
+    """The name of the operator in the list of ONNX Runtime's."""
+    mode = {None: "", True: "[train]", False: "[eval]"}[training]
+    return f"onnxruntime.{operator}{mode}"
 
 
 def _axis(operator: str, norm: Norm) -> dict[str, int]:
@@ -136,9 +148,12 @@ def _axis(operator: str, norm: Norm) -> dict[str, int]:
 def _chosen(path: str, node: str) -> _Node:
     """The norm that is meant."""
     found, others = _norms(path)
-    names = ", ".join(f"{one.name!r} ({one.node.op_type})" for one in found)
+    shared = [one.name for one in found]
+    called = [one.name if shared.count(one.name) == 1 else one.node.output[0] for one in found]
+    names = ", ".join(f"{name!r} ({one.node.op_type})" for name, one in zip(called, found, strict=True))
     if not found:
-        raise TargetError(f"model {path!r} has no norm among its operators {', '.join(others) or '(none)'}; {_KNOWN}")
+        text = f"model {path!r} has no norm among its operators {', '.join(others) or '(none)'}; known are {', '.join(_ROLES)}"
+        raise TargetError(f"{text}; of one that is written out in several, the layer that was exported can be judged")
     if not node:
         if len(found) > 1:
             raise TargetError(f"model {path!r} has {len(found)} norms, of which --node should choose one: {names}")
@@ -146,10 +161,10 @@ def _chosen(path: str, node: str) -> _Node:
     chosen = [one for one in found if node in (one.node.name, one.node.output[0])]
     if not chosen:
         raise TargetError(f"node={node!r}, but model {path!r} has {names}")
+    if len(chosen) > 1:
+        outputs = ", ".join(repr(one.node.output[0]) for one in chosen)
+        raise TargetError(f"node={node!r} is the name of {len(chosen)} norms, but should be the output of one: {outputs}")
     return chosen[0]
-
-
-_KNOWN = f"known are {', '.join(_ROLES)}"
 
 
 def _norms(path: str) -> tuple[list[_Node], list[str]]:
@@ -165,9 +180,20 @@ def _norms(path: str) -> tuple[list[_Node], list[str]]:
     except Exception as error:  # noqa: BLE001 (parsers of files raise anything)
         raise TargetError(f"model {path!r} cannot be read: {describe(error)}") from None
     opsets = {one.domain: one.version for one in model.opset_import}
-    known = _known(model.graph)
-    norms = [one for one in model.graph.node if one.op_type in _ROLES]
-    return [_Node(one, opsets.get("", 1), known) for one in norms], sorted({one.op_type for one in model.graph.node})
+    graphs = list(_graphs(model.graph))
+    known = {name: said for graph in graphs for name, said in _known(graph).items()}
+    nodes = [node for graph in graphs for node in graph.node]
+    norms = [_Node(one, opsets.get("", 1), known) for one in nodes if one.op_type in _ROLES]
+    return norms, sorted({one.op_type for one in nodes})
+
+
+def _graphs(graph: Any) -> Iterator[Any]:
+    """A graph and those inside its nodes, such as the branches of an If."""
+    yield graph
+    for node in graph.node:
+        for attribute in node.attribute:
+            for inner in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
+                yield from _graphs(inner)
 
 
 def _known(graph: Any) -> dict[str, tuple[str, tuple[int | None, ...]]]:
@@ -198,7 +224,7 @@ def _dtype(found: _Node, role: str) -> str | None:
 def _norm(found: _Node) -> Norm:
     """What the node is specified to compute."""
     attributes, operator = found.attributes, found.node.op_type
-    eps = float(attributes.get("epsilon", 1e-5))
+    eps = float(attributes.get("epsilon", np.float32(_EPS.get(operator, 1e-5))))
     if operator == "GroupNormalization":
         if found.opset < 21:
             raise TargetError(f"opset={found.opset}, but GroupNormalization has a weight for each channel from opset 21 on")
@@ -206,18 +232,21 @@ def _norm(found: _Node) -> Norm:
     if operator == "InstanceNormalization":
         return InstanceNorm(eps=eps)
     if operator == "BatchNormalization":
+        if attributes.get("spatial", 1) != 1:
+            raise TargetError(f"node {found.name!r} has spatial=0, but statistics should be those of channels")
         return BatchNorm(eps=eps, momentum=float(attributes.get("momentum", 0.9)))
     kind = LayerNorm if operator in ("LayerNormalization", "SkipLayerNormalization") else RMSNorm
     return kind(normalized_shape=_sizes(found), eps=eps)
 
 
 def _sizes(found: _Node) -> tuple[int, ...] | None:
-    """The dimensions that are normalized together: those of the weight, else as the axis says; None for the last alone."""
+    """The dimensions that are normalized together: those of x behind the axis; where they are open the weight's, or the last."""
     weight, x = found.of("weight"), found.of("x")
     axis = int(found.attributes.get("axis", -1))
-    sizes = weight[1] if weight is not None else x[1][axis:] if x is not None else None
-    if sizes is not None and None not in sizes:
-        return tuple(size for size in sizes if size is not None)
-    if axis == -1 or (x is not None and axis == len(x[1]) - 1):
+    count = -axis if axis < 0 else len(x[1]) - axis if x is not None else len(weight[1]) if weight is not None else 0
+    for said in (x[1][-count:] if x is not None and count else None, weight[1] if weight is not None else None):
+        if said is not None and len(said) == count and None not in said:
+            return tuple(size for size in said if size is not None)
+    if count == 1:
         return None
     raise TargetError(f"node {found.name!r} has axis={axis}, but the model says neither the weight's sizes nor those of x")
