@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -120,19 +119,15 @@ def test_a_unit_whose_worker_is_killed_is_run_again(cluster: Any) -> None:
     """Dask workers that are killed during the run cost time, and no result."""
     made = norms(6)
     local = nc.audit(made, **OPTIONS)
-    killed: list[int] = []
-    done = threading.Event()
+    # each is killed once, and while it runs: dask gives up one that is killed while it starts
+    running = [worker.pid for worker in cluster.workers.values()]
+    at = [1, 5]
 
-    def kill() -> None:
-        while len(killed) < 2 and not done.wait(1.0):
-            pids = [worker.pid for worker in cluster.workers.values() if worker.pid]
-            os.kill(pids[0], signal.SIGKILL)
-            killed.append(pids[0])
+    def kill(done: int, _total: int, _label: str) -> None:
+        if at and done >= at[0]:
+            os.kill(running[-len(at)], signal.SIGKILL)
+            del at[0]
 
-    killer = threading.Thread(target=kill)
-    killer.start()
-    remote = nc.audit(made, **OPTIONS, scheduler=cluster)
-    done.set()
-    killer.join()
-    assert killed
+    remote = nc.audit(made, **OPTIONS, scheduler=cluster, progress=kill)
+    assert not at
     assert timeless(remote) == timeless(local)
