@@ -190,7 +190,7 @@ def thread_invariance(context: Context) -> Iterator[Result]:
     Statement
     ---------
     The output with 2, 3, 4 and more threads inside one operation equals that with one thread bit for bit, for many short rows and
-    for few long ones.
+    for few long ones, whose number no such count divides.
 
     Why it matters
     --------------
@@ -213,7 +213,7 @@ def thread_invariance(context: Context) -> Iterator[Result]:
     ----------
     Kind K27 of the catalogue of faults.
     """
-    shapes = ((8, 8193),) if context.profile == "quick" else ((8, 8193), (513, 129), (2, 65537))
+    shapes = ((7, 8193),) if context.profile == "quick" else ((7, 8193), (513, 129), (2, 65537))
     for rows, width in shapes:
         try:
             shape = context.shape(rows, width)

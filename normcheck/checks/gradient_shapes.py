@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -91,12 +92,14 @@ def gradient_linearity(context: Context) -> Iterator[Result]:
     Statement
     ---------
     For dy times 2**-40, 2**-14, 2**10 and 2**24 (2**-14, 2**-8 and 2**8 in float16), and for rows of dy of all these sizes in one
-    call, dx, dweight and dbias are within their bounds, which are proportional to dy.
+    call, dx, dweight and dbias are within their bounds, which are proportional to dy. A dy of zeros has gradients of zeros, which
+    are there.
 
     Why it matters
     --------------
     Losses are scaled by 2**16 and averaged over a million tokens. Gradients that are clipped inside a kernel, flushed where they
-    are small, or pass through 16 bits are right for a dy of size 1.
+    are small, or pass through 16 bits are right for a dy of size 1. Masked tokens have a dy of exact zeros, and what a kernel
+    skips for them is what its memory held.
 
     Holds for
     ---------
@@ -116,9 +119,10 @@ def gradient_linearity(context: Context) -> Iterator[Result]:
     """
     shape = _usual(context)
     shown: set[str] = set()
-    for powers in (*((power,) for power in _powers(context)), (0, *_powers(context))):
+    sizes = (*_powers(context), -math.inf)
+    for powers in (*((power,) for power in sizes), (0, *sizes)):
         run = functools.cache(functools.partial(_scaled, context, shape, powers))
-        regime = "dy * 2**" + (str(powers[0]) if len(powers) == 1 else "any")
+        regime = "dy * 2**any" if len(powers) > 1 else "dy = 0" if powers == (-math.inf,) else f"dy * 2**{powers[0]}"
         yield from _judged(context, "gradient-linearity", run, shown, shape=shape, regime=regime)
 
 
@@ -212,7 +216,7 @@ def _powers(context: Context) -> tuple[int, ...]:
     return _POWERS_OF_FLOAT16 if context.dtype == "float16" else _POWERS
 
 
-def _scaled(context: Context, shape: tuple[int, ...], powers: tuple[int, ...]) -> Ran:
+def _scaled(context: Context, shape: tuple[int, ...], powers: tuple[float, ...]) -> Ran:
     case = with_residual(context, context.case("standard", shape))
     scale = np.resize(2.0 ** np.array(powers, float), (case.fold.rows, 1))
     gradient = _gradient(context, case, case.out_format.round(slopes(context, case) * scale))

@@ -24,6 +24,9 @@ _RANGES = {
     "large weights": (0.0, (3.0, 60.0), (0.1, 1.0)),
     "small weights": (0.0, (1e-3, 3e-2), (1e-3, 1e-2)),
     "large biases": (0.0, (0.3, 2.5), (2.5, 60.0)),
+    "weights of one": (1.0, (1.0, 1.0), (0.1, 1.0)),
+    "weights of zero": (1.0, (0.0, 0.0), (0.1, 1.0)),
+    "biases of zero": (0.0, (0.3, 2.5), (0.0, 0.0)),
 }
 _LAYOUTS = ("strided", "unaligned", "reversed")
 
@@ -53,12 +56,14 @@ def parameter_range(context: Context) -> Iterator[Result]:
     Statement
     ---------
     With weights that are all negative, all positive, between 3 and 60, or between 0.001 and 0.03, and with biases between 2.5 and
-    60, of either sign, y = (offset + w)*n + b.
+    60, of either sign, y = (offset + w)*n + b. So it is where offset + w is 1 everywhere, or 0, beside biases that are not 0, and
+    where all biases are 0 beside weights that are not 1.
 
     Why it matters
     --------------
     Weights start as ones and biases as zeros, and trained ones are seldom far from there. A scale that is clipped to keep int8 in
-    range, taken by its modulus, or stored in a format of a few bits is right until a model has learned another.
+    range, taken by its modulus, or stored in a format of a few bits is right until a model has learned another. Where weights are
+    found to be all ones, or zeros, a shortcut may leave out the bias as well.
 
     Holds for
     ---------

@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 
 from normcheck.bounds import error_class
-from normcheck.checks.base import Context, describe, guarded, register
+from normcheck.checks.base import Context, SkipCaseError, describe, guarded, register
 from normcheck.checks.cases import Case
 from normcheck.checks.spoiled import spoiled
 from normcheck.checks.verdicts import held, needs_sound_ordinary_rows, some_rows, standard_case
@@ -20,7 +20,7 @@ from normcheck.implementations import CallError, Output, call
 from normcheck.implementations.snippets import Script
 from normcheck.results import Outcome, Result, Severity, Witness
 
-_EPS = (1e-5, 1e-6, 1e-8, 1e-12)
+_EPS = (1e-5, 1e-6, 1e-8, 1e-12, 0.0)
 
 
 def _needs_variable_eps(context: Context) -> str:
@@ -57,11 +57,13 @@ def epsilon_precision(context: Context) -> Iterator[Result]:
     Statement
     ---------
     For eps = 1e-5, 1e-6, 1e-8 and 1e-12 zero rows give zero, never NaN, and rows whose spread is near sqrt(eps) (eps where it
-    stands outside the root), or as near as the input's format reaches, are scaled by 1/S with that eps.
+    stands outside the root), or as near as the input's format reaches, are scaled by 1/S with that eps. eps = 0 is a number as
+    others are, for rows that are not constant.
 
     Why it matters
     --------------
-    float16 holds 1e-8 as 0, and 1e-6 with an error of 1 %. eps belongs in the dtype of the arithmetic.
+    float16 holds 1e-8 as 0, and 1e-6 with an error of 1 %. eps belongs in the dtype of the arithmetic. Where 0 counts as not
+    given, the default takes its place.
 
     Holds for
     ---------
@@ -193,12 +195,19 @@ def _eps(context: Context, eps: float) -> Result | None:
     fold = norm.fold(shape, context.implementation.channel_axis)
     near = math.sqrt(eps) if norm.eps_placement in ("inside", "max_inside") else eps
     least = max(context.x_format.min_normal, 2.0**-48)
-    sizes = np.resize([0.0, 1.0, 0.25, 4.0], fold.rows) * max(near / math.sqrt(norm.standardization.divisor(fold.width)), least)
+    # zero rows are 0/0 without eps
+    relative, least = ([0.0, 1.0, 0.25, 4.0], least) if eps else ([1.0, 0.25, 4.0], 2.0**-12)
+    sizes = np.resize(relative, fold.rows) * max(near / math.sqrt(norm.standardization.divisor(fold.width)), least)
     rng = np.random.default_rng(context.seed)
     made = sizes[:, None] * (np.resize([1.0, -1.0], fold.width) * rng.uniform(0.5, 1.5, (fold.rows, fold.width)))
     case = context.case_of(context.x_format.round(made), shape, norm=norm)
-    output, how = context.run(case, chosen), f", eps={eps!r}"
-    return held(context, "epsilon-precision", case, output, how, called=(chosen, case), regime="tiny")
+    try:
+        output = context.run(case, chosen)
+    except CallError as error:
+        if eps == 0:
+            raise SkipCaseError(f"eps=0 is refused: {error}") from None
+        raise
+    return held(context, "epsilon-precision", case, output, f", eps={eps!r}", called=(chosen, case), regime="tiny")
 
 
 _PROBE = 2.0**-12

@@ -20,6 +20,7 @@ from normcheck.results import Outcome, Result
 
 _PARAMETERS = ("weight", "bias", "running_mean", "running_var")
 Order = npt.NDArray[np.intp]
+_GROUPS = 40
 
 
 def _shape(context: Context, width: int = 48) -> tuple[int, ...]:
@@ -178,12 +179,13 @@ def equivalent_norms(context: Context) -> Iterator[Result]:
     Statement
     ---------
     GroupNorm(1) is the LayerNorm of (channels, space), GroupNorm(C) is InstanceNorm, InstanceNorm is the LayerNorm of space, and
-    LayerNorm is GroupNorm(1) with elements for channels; each with weight and bias laid out accordingly.
+    LayerNorm is GroupNorm(1) with elements for channels; each with weight and bias laid out accordingly. A GroupNorm of 40
+    groups normalizes each of them.
 
     Why it matters
     --------------
     Models are ported by these identities. A group count that is taken for a group size, or groups that ignore their setting, keep
-    one end right and break the other.
+    one end right and break the other. Between them are the 32 groups of diffusion models.
 
     Holds for
     ---------
@@ -206,6 +208,21 @@ def equivalent_norms(context: Context) -> Iterator[Result]:
         implementation = context.implementation.with_norm(kin.own)
         if implementation is not None:
             yield from guarded(context, "equivalent-norms", _as_other, implementation, kin, regime=kin.other.name)
+    if context.norm.name == "GroupNorm":
+        yield from guarded(context, "equivalent-norms", _finely, regime=f"{_GROUPS} groups")
+
+
+def _finely(context: Context) -> Result | None:
+    """The verdict on more groups than a warp has lanes, each of several channels."""
+    norm: Any = replace(cast(Any, context.norm), num_groups=_GROUPS)
+    channels = 3 * _GROUPS * cast(Any, context.norm).num_groups
+    shape = (2, 5, channels) if context.implementation.channel_axis == -1 else (2, channels, 5)
+    implementation = context.implementation.with_norm(norm)
+    if implementation is None or implementation.refuses(shape) is not None:
+        return None
+    case = case_from(context, mixed(context, shape), norm=norm)
+    output, called = context.run(case, implementation), (implementation, case)
+    return held(context, "equivalent-norms", case, output, called=called, note=f", {norm}", regime=f"{_GROUPS} groups")
 
 
 @dataclass(frozen=True)
