@@ -205,13 +205,13 @@ def _with_the_rest(audit: Audit, found: Sequence[Implementation], given: Mapping
 def _judge_model(given: Mapping[str, Any], planned: Mapping[str, Any]) -> None:
     """Judge the norm layers in a model, show and write their table, and exit with the code that they deserve."""
     from normcheck import models
-    from normcheck.implementations import TargetError
+    from normcheck.implementations import MissingPackageError, TargetError
 
     try:
         with progress() as moved:
             own = {key: planned[key] for key in ("profile", "checks", "seed")}
             judged = models.audit_model(*models.build(given["model"]), progress=moved, **own)
-    except (models.ModelError, TargetError) as error:
+    except (models.ModelError, TargetError, MissingPackageError) as error:
         raise OptionError(str(error)) from None
     shown = [models.COLUMNS.index(name) for name in models.SHOWN]
     rows = [[row[place] for place in shown] for row in models.table(judged)]

@@ -111,6 +111,9 @@ def claiming(command: Command) -> Command:
         click.option(
             "--width", "widths", type=click.IntRange(min=1), multiple=True, metavar="N", help="Only rows of this width."
         ),
+        click.option(
+            "--rank", "ranks", type=click.IntRange(min=1), multiple=True, metavar="N", help="Only x of this rank: 4 for images."
+        ),
         click.option("--framework", default="torch", show_default=True, metavar="NAME", help="Whose arrays it takes."),
         click.option("--argument-order", metavar="NAME[,NAME...]", help="Such as x,weight,eps. Default: the norm's, x first."),
         click.option("--weight-dtype", metavar="DTYPE", help="Dtype of weight and bias. Default: the input's."),

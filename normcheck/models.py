@@ -13,7 +13,7 @@ import numpy as np
 from normcheck.audit import Audit, Progress, audit
 from normcheck.checks.captured import CAPTURED, REGIME
 from normcheck.implementations import Implementation, Inputs, frameworks
-from normcheck.implementations.base import ARRAYS
+from normcheck.implementations.base import ARRAYS, MissingPackageError
 from normcheck.implementations.captured import Captured
 from normcheck.implementations.forward_pass import Seen, mixing, watch
 from normcheck.implementations.layers import (
@@ -55,8 +55,13 @@ def build(target: str) -> tuple[Any, Any]:
 
     Raises
     ------
-    ModelError : if it cannot be loaded, raises, or returns something else
+    ModelError : if it raises, or returns something else
+    TargetError : if it cannot be loaded
+    MissingPackageError : without torch
     """
+    line = frameworks()["torch"].available()
+    if line is not None:
+        raise MissingPackageError(f"torch is not installed; {line}")
     import torch
 
     given = _called(load(target), target)

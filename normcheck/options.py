@@ -85,6 +85,7 @@ def implementation_of(
         norm = norm_of(given.pop("norm_name"), given)
         contract = _contract(given)
         given["channel_axis"] = int(given["channel_axis"])
+        given["ranks"] = tuple(given.get("ranks", ())) or None
         if "argument_order" in given:
             given["arguments"] = tuple(name.strip() for name in given.pop("argument_order").split(","))
         given["grad"] = "autograd" if given.pop("autograd", False) else None
@@ -230,7 +231,8 @@ def _promised(given: dict[str, Any]) -> dict[str, Any]:
 def _saved(path: str, given: dict[str, Any]) -> Implementation:
     """The norm in an ONNX model; of the claims only those of the contract can be given beside it."""
     node, contract = given.pop("node", ""), _promised(given)
-    usual = {"validates": False, "framework": "torch", "channel_axis": "1", "autograd": False, "init": (), "widths": ()}
+    usual = {"validates": False, "framework": "torch", "channel_axis": "1", "autograd": False}
+    usual |= dict.fromkeys(("init", "widths", "ranks"), ())
     for key, value in given.items():
         if value != usual.get(key):
             raise OptionError(f"{_flag(key.removesuffix('_name'))}={value!r}, but {path} says that itself")

@@ -164,12 +164,24 @@ def test_a_width_limits_functions_as_well(file: str) -> None:
     assert code_of("layers.py:torch.rsqrt", nc.RMSNorm(), widths=(48,))["widths"] == (48,)
 
 
+@pytest.mark.parametrize("options", [(), ("--evaluation",)], ids="".join)
+def test_a_rank_lets_layers_of_images_be_judged(options: tuple[str, ...]) -> None:
+    """``--rank`` says which ranks code takes: without it a layer of images is given what it refuses."""
+    given = ["check", "torch.nn:BatchNorm2d", "--norm", "batch_norm", "--profile", "quick", "--dtype", "float32"]
+    given += [*options, "--no-isolation", "--check", "output-form", "--check", "accuracy"]
+    done = CliRunner().invoke(main, [*given, "--rank", "4"])
+    assert done.exit_code == 0, done.output
+    refused = CliRunner().invoke(main, given)
+    assert refused.exit_code == 1
+    assert "expected 4D input" in refused.output
+
+
 def test_classes_in_a_project(file: str, pytester: pytest.Pytester) -> None:
     """An entry of pyproject.toml names a class and what its constructor takes."""
     pytester.makepyprojecttoml(
         """
         [tool.normcheck]
-        implementations = [{target = "layers:Narrow", init = {width = 64}}]
+        implementations = [{target = "layers:Narrow", init = {width = 64}, ranks = [3]}]
         norm = "rms_norm"
         dtypes = ["float32"]
         checks = ["output-form", "accuracy"]

@@ -14,7 +14,7 @@ from normcheck import models
 from normcheck.audit import Audit
 from normcheck.checks.captured import CAPTURED, REGIME
 from normcheck.cli import main
-from normcheck.implementations import left_out
+from normcheck.implementations import frameworks, left_out
 from normcheck.models import ModelError, audit_model, build, markdown, table
 from normcheck.results import Outcome
 
@@ -544,6 +544,14 @@ def test_the_command_line_refuses_what_is_no_model(tmp_path: Path):
         result = CliRunner().invoke(main, ["audit", "--model", *target, "--output", str(tmp_path / "out")])
         assert result.exit_code == 2
         assert told in result.output
+
+
+def test_without_torch_the_line_that_installs_it_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """Wrong usage, with pip's line, and no traceback."""
+    monkeypatch.setattr(type(frameworks()["torch"]), "available", lambda _self: "pip install 'normcheck[torch]'")
+    result = CliRunner().invoke(main, ["audit", "--model", "net.py:build", "--output", str(tmp_path / "out")])
+    assert result.exit_code == 2
+    assert "torch is not installed; pip install 'normcheck[torch]'" in result.output
 
 
 needed = pytest.mark.skipif(any("transformers" in line for line in left_out("torch")), reason="transformers is not installed")

@@ -319,6 +319,7 @@ def test_entries_of_a_table_have_settings_of_their_own(project: pytest.Pytester)
         (("eps = 1e-6", 'contract = "once"'), "contract='once', but should be a table"),
         (("eps = 1e-6", "eps = "), "cannot be read"),
         (("eps = 1e-6", 'widths = "a"'), "widths='a', but should list row widths"),
+        (("eps = 1e-6", "ranks = 4"), "ranks=4, but should list ranks of x"),
         (("eps = 1e-6", "widths = [0]"), "widths=[[]0[]], but should list row widths"),
         (("eps = 1e-6", 'strict = "yes"'), "strict='yes', but should be true or false"),
     ],

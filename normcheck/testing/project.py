@@ -24,6 +24,7 @@ CLAIM = (
     "mutates",
     "residual",
     "channel_axis",
+    "ranks",
     "layouts",
     "training",
     "weight_dtype",
@@ -77,6 +78,9 @@ def _typed(table: Mapping[str, Any]) -> None:
     widths = table.get("widths", [])
     if not isinstance(widths, list) or not all(isinstance(width, int) and width > 0 for width in widths):
         raise ProjectError(f"widths={widths!r}, but should list row widths, such as [64, 4096]")
+    ranks = table.get("ranks", [])
+    if not isinstance(ranks, list) or not all(isinstance(rank, int) and rank > 0 for rank in ranks):
+        raise ProjectError(f"ranks={ranks!r}, but should list ranks of x, such as [4]")
 
 
 def _own(target: Any) -> dict[str, Any]:
