@@ -1,26 +1,25 @@
-"""Autograd: the graph is whole, gradients add up, dy may lie anywhere in memory, and the second derivative is right."""
+"""Autograd: the graph is whole, gradients add up, calls do not disturb each other, and the second derivative is right."""
 
 from __future__ import annotations
 
-import functools
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from normcheck.checks.base import Context, FormError, SkipCaseError, describe, guarded, raised, register
-from normcheck.checks.gradient_cases import NAMES, GradientCase, gradient_case, held, passes, pointed, pulled, slopes
+from normcheck.checks.base import Context, FormError, describe, guarded, raised, register
+from normcheck.checks.gradient_cases import NAMES, GradientCase, gradient_case, pointed, pulled, slopes
 from normcheck.checks.gradient_witness import second_shown
 from normcheck.checks.gradients import with_residual
 from normcheck.checks.second_order import second_order
 from normcheck.formats import Array
-from normcheck.implementations import CallError, LayoutError, frameworks
+from normcheck.implementations import CallError, LayoutError
 from normcheck.implementations.gradients import Gradients, backward_twice, differentiable
+from normcheck.implementations.snippets import PLAIN
 from normcheck.results import Outcome, Result, Severity
 
-_LAYOUTS = ("contiguous", "transposed", "channels_last", "strided", "sliced", "expanded", "unaligned")
 _REQUIRES = ("output-form", "accuracy", "gradient-flow")
 
 
@@ -113,12 +112,15 @@ def gradient_accumulation(context: Context) -> Iterator[Result]:
     Statement
     ---------
     Two backward passes after one forward pass give exactly twice the gradient of one: a sum of two equal numbers is exact. dy
-    holds after the pass what it held before.
+    holds after the pass what it held before. A second forward pass, of another input, before the backward pass of the first
+    leaves the gradients of the first as they are.
 
     Why it matters
     --------------
     Gradients are accumulated over micro-batches and losses. A kernel that writes dx into the memory of dy or of saved values is
-    right once; one that overwrites where it should add loses all batches but the last.
+    right once; one that overwrites where it should add loses all batches but the last. Statistics that are kept in a buffer of
+    the module, and not of the call, are those of the last call: layers that share it, or a layer that is called twice, learn
+    nonsense.
 
     Holds for
     ---------
@@ -144,6 +146,8 @@ def gradient_accumulation(context: Context) -> Iterator[Result]:
         for name in NAMES:
             if getattr(case.inputs, name) is not None:
                 yield from guarded(context, "gradient-accumulation", _twice, shape, name, shape=shape)
+                if not context.implementation.mutates:
+                    yield from guarded(context, "gradient-accumulation", _between, shape, name, shape=shape)
 
 
 def _plain(context: Context, shape: tuple[int, ...]) -> GradientCase:
@@ -171,98 +175,48 @@ def _kept(context: Context, shape: tuple[int, ...]) -> Result:
 def _twice(context: Context, shape: tuple[int, ...], name: str) -> Result:
     gradient = _plain(context, shape)
     once, twice = (gradient.rows_of(pulled(context, gradient, passes), name) for passes in (1, 2))
-    where: dict[str, Any] = {"shape": shape, "regime": "standard"}
-    wrong = np.argwhere((twice != 2 * once) & ~(np.isnan(twice) & np.isnan(once)))
+    due = f"twice that of one [{gradient.describe()}]"
+    return _equal(context, gradient, name, (once, twice - once), (2 * once, twice), ("two backward passes", due), passes=2)
+
+
+_SECOND_CALL = (*PLAIN, "kept, x = x, x * x", "{function}({passed})", "x = kept")
+
+
+def _between(context: Context, shape: tuple[int, ...], name: str) -> Result:
+    gradient = _plain(context, shape)
+    alone, later = (gradient.rows_of(pulled(context, gradient, again=again), name) for again in (False, True))
+    due = f"as without it [{gradient.describe()}]"
+    return _equal(
+        context, gradient, name, (alone, later), (alone, later), ("a second forward pass, of x * x", due), way=_SECOND_CALL
+    )
+
+
+def _equal(
+    context: Context,
+    gradient: GradientCase,
+    name: str,
+    judged: tuple[Array, ...],
+    pair: tuple[Array, Array],
+    told: tuple[str, str],
+    **how: Any,
+) -> Result:
+    """Two gradients that must have the same bits; a warning where each of those judged is within its bound."""
+    (expected, got), (after, due) = pair, told
+    where: dict[str, Any] = {"shape": tuple(gradient.case.fold.shape), "regime": "standard"}
+    wrong = np.argwhere((got != expected) & ~(np.isnan(got) & np.isnan(expected)))
     if not len(wrong):
         return context.result("gradient-accumulation", Outcome.PASSED, **where)
-    at = tuple(wrong[np.abs(twice - 2 * once)[tuple(wrong.T)].argmax()])
-    text = (
-        f"{NAMES[name]}[{at[0]}, {at[1]}]={float(twice[at])!r} after two backward passes, but should be {float(2 * once[at])!r}, "
-        f"twice that of one [{gradient.describe()}]"
-    )
-    within = all(gradient.judge(name, values, "branches").worst_ratio <= 1 for values in (once, twice - once))
-    outcome = Outcome.WARNED if within else Outcome.FAILED
-    where["witness"] = pointed(gradient, name, at, float(twice[at]), float(2 * once[at]), passes=2)
+    at = tuple(wrong[np.abs(got - expected)[tuple(wrong.T)].argmax()])
+    within = all(gradient.judge(name, values, "branches").worst_ratio <= 1 for values in judged)
     return context.result(
         "gradient-accumulation",
-        outcome,
-        text,
+        Outcome.WARNED if within else Outcome.FAILED,
+        f"{NAMES[name]}[{at[0]}, {at[1]}]={float(got[at])!r} after {after}, but should be {float(expected[at])!r}, {due}",
         severity=Severity.WARNING if within else Severity.ERROR,
-        error=float(np.abs(twice[at] - 2 * once[at])),
+        error=float(np.abs(got[at] - expected[at])),
+        witness=pointed(gradient, name, at, float(got[at]), float(expected[at]), **how),
         **where,
     )
-
-
-@register("gradient-layouts", applies=_needs_gradients, requires=_REQUIRES)
-def gradient_layouts(context: Context) -> Iterator[Result]:
-    """Gradients do not depend on how dy lies in memory.
-
-    Statement
-    ---------
-    A dy that is transposed, channels-last (or contiguous where x is channels-last), every second element of a larger array, a
-    slice out of its middle, one element away from the start of memory, or expanded with stride 0 over the first axis gives the
-    gradients of one that lies as x does. What lies between its elements is NaN.
-
-    Why it matters
-    --------------
-    Gradients seldom come contiguous: the gradient of a mean is expanded, that of a matrix product transposed. A backward kernel
-    that assumes the strides of x reads other elements, and trains on plausible nonsense.
-
-    Holds for
-    ---------
-    Every implementation that is differentiated by its framework or has a backward function.
-
-    Tolerance
-    ---------
-    The bounds of ``input-gradient`` and ``parameter-gradients``, which depend on the values alone.
-
-    Known exceptions
-    ----------------
-    Layouts that the framework does not have are left out, and gradients that are wrong whatever the layout.
-
-    References
-    ----------
-    Kind K18 of the catalogue of faults, for the backward pass; pytorch/pytorch 82493.
-    """
-    width = 64 if context.can_take(64) else context.widths[-1]
-    rank = {"BatchNorm": 4, "InstanceNorm": 4, "GroupNorm": 4}.get(context.norm.name)
-    try:
-        shape = context.shape(8, width, rank)
-    except SkipCaseError:
-        shape = context.shape(8, width)
-    for layout in (layout for layout in _LAYOUTS if layout != context.layout):
-        run = functools.cache(functools.partial(_laid, context, shape, layout))
-        for name in NAMES:
-            yield from guarded(context, "gradient-layouts", _judge_laid, run, name, shape=shape, layout=layout)
-
-
-def _laid(context: Context, shape: tuple[int, ...], layout: str) -> tuple[GradientCase, Gradients]:
-    case = with_residual(context, context.case("standard", shape))
-    dy = slopes(context, case)
-    if layout == "expanded":
-        whole = case.fold.unfold(dy)
-        dy = case.fold.fold(np.broadcast_to(whole[:1], whole.shape))
-    second = slopes(context, case, 1) if context.implementation.residual else None
-    gradient = gradient_case(context, case, dy, second, layout)
-    framework, dtype = frameworks()[context.implementation.framework], case.out_format.name
-    try:
-        framework.to_native(case.fold.unfold(gradient.dy), dtype, context.device, layout)
-    except ValueError as error:
-        raise SkipCaseError(str(error)) from None
-    return gradient, pulled(context, gradient)
-
-
-def _judge_laid(context: Context, run: Callable[[], tuple[GradientCase, Gradients]], name: str) -> Result | None:
-    gradient, found = run()
-    if name not in gradient.differentiated:
-        return None
-    output = gradient.rows_of(found, name)
-    where: dict[str, Any] = {"regime": "standard", "layout": gradient.layout}
-    if not passes(context, gradient, name, output):
-        plain = replace(gradient, layout=gradient.case.inputs.layout)
-        if passes(context, plain, name, plain.rows_of(pulled(context, plain), name)):
-            return held(context, "gradient-layouts", gradient, name, output, **where)
-    return context.result("gradient-layouts", Outcome.PASSED, shape=tuple(gradient.case.fold.shape), **where)
 
 
 @register("double-backward", applies=_needs_second_order, requires=_REQUIRES)

@@ -168,7 +168,9 @@ def slopes(context: Context, case: Case, seed: int = 0) -> Array:
     return fmt.round(made)
 
 
-def pulled(context: Context, gradient: GradientCase, passes: int = 1, of: Collection[str] = tuple(NAMES)) -> Gradients:
+def pulled(
+    context: Context, gradient: GradientCase, passes: int = 1, of: Collection[str] = tuple(NAMES), again: bool = False
+) -> Gradients:
     """Call the implementation and pull dy back through it. Raises CallError as `normcheck.implementations.gradients.backward`."""
     case = gradient.case
     try:
@@ -181,6 +183,7 @@ def pulled(context: Context, gradient: GradientCase, passes: int = 1, of: Collec
             layout=gradient.layout,
             passes=passes,
             of=of,
+            again=again,
         )
     except CallError as error:
         error.snippet = pulled_text(gradient, "x", (0,) * case.inputs.x.ndim, 0.0)

@@ -1,4 +1,4 @@
-"""Gradients for unusual inputs: of any shape, with dy of any size, and where some of the inputs need none."""
+"""Gradients for unusual inputs: of any shape, anywhere in memory, with dy of any size, and where some inputs need none."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from normcheck.checks.base import Context, guarded, register
+from normcheck.checks.base import Context, SkipCaseError, guarded, register
 from normcheck.checks.cases import Case
 from normcheck.checks.comparing import case_from, mixed
 from normcheck.checks.geometry import BLOCKS, HIDDEN, arrangements, shapes
@@ -19,11 +19,12 @@ from normcheck.checks.gradient_cases import NAMES, GradientCase, gradient_case, 
 from normcheck.checks.gradient_witness import gradient_witness
 from normcheck.checks.gradients import with_residual
 from normcheck.formats import Array
-from normcheck.implementations import Gradients, differentiable
+from normcheck.implementations import CallError, Gradients, differentiable, frameworks
 from normcheck.results import Outcome, Result
 
 _REQUIRES = ("output-form", "accuracy", "gradient-flow", "input-gradient", "parameter-gradients")
 _ROWS = 6
+_LAYOUTS = ("contiguous", "transposed", "channels_last", "strided", "sliced", "expanded", "unaligned")
 _WIDTHS = {"quick": (768, 4609), "standard": (*HIDDEN, 4097, 8193), "deep": (*HIDDEN, 4097, 8193, 32768, 131072)}
 # losses are scaled by 2**16, and gradients of long sequences fall to 1e-8
 _POWERS = (-40, -14, 10, 24)
@@ -124,6 +125,92 @@ def gradient_linearity(context: Context) -> Iterator[Result]:
         run = functools.cache(functools.partial(_scaled, context, shape, powers))
         regime = "dy * 2**any" if len(powers) > 1 else "dy = 0" if powers == (-math.inf,) else f"dy * 2**{powers[0]}"
         yield from _judged(context, "gradient-linearity", run, shown, shape=shape, regime=regime)
+
+
+@register("gradient-layouts", applies=_needs_gradients, requires=_REQUIRES)
+def gradient_layouts(context: Context) -> Iterator[Result]:
+    """Gradients do not depend on how dy and x lie in memory.
+
+    Statement
+    ---------
+    A dy that is transposed, channels-last (or contiguous where x is channels-last), every second element of a larger array, a
+    slice out of its middle, one element away from the start of memory, or expanded with stride 0 over the first axis gives the
+    gradients of one that lies as x does. What lies between its elements is NaN. So does an x that is transposed or channels-last
+    beside a contiguous dy, and both of them channels-last.
+
+    Why it matters
+    --------------
+    Gradients seldom come contiguous: the gradient of a mean is expanded, that of a matrix product transposed. A backward kernel
+    that assumes the strides of x reads other elements, and trains on plausible nonsense; so does one that reads the x that it has
+    saved as if it were contiguous, where the forward kernel looks at strides.
+
+    Holds for
+    ---------
+    Every implementation that is differentiated by its framework or has a backward function.
+
+    Tolerance
+    ---------
+    The bounds of ``input-gradient`` and ``parameter-gradients``, which depend on the values alone.
+
+    Known exceptions
+    ----------------
+    Layouts that the framework does not have, or that the forward pass refuses, are left out, and gradients that are wrong
+    whatever the layout.
+
+    References
+    ----------
+    Kind K18 of the catalogue of faults, for the backward pass; pytorch/pytorch 82493.
+    """
+    width = 64 if context.can_take(64) else context.widths[-1]
+    rank = {"BatchNorm": 4, "InstanceNorm": 4, "GroupNorm": 4}.get(context.norm.name)
+    try:
+        shape = context.shape(8, width, rank)
+    except SkipCaseError:
+        shape = context.shape(8, width)
+    plain = context.layout
+    pairs = [(plain, layout) for layout in _LAYOUTS if layout != plain]
+    if plain == "contiguous":
+        pairs += [("transposed", plain), ("channels_last", plain), ("channels_last", "channels_last")]
+    for of_x, of_dy in pairs:
+        run = functools.cache(functools.partial(_laid, context, shape, of_x, of_dy))
+        for name in NAMES:
+            yield from guarded(context, "gradient-layouts", _judge_laid, run, name, shape=shape, layout=of_dy)
+
+
+def _laid(context: Context, shape: tuple[int, ...], of_x: str, of_dy: str) -> Ran:
+    case = with_residual(context, context.case("standard", shape, layout=of_x))
+    dy = slopes(context, case)
+    if of_dy == "expanded":
+        whole = case.fold.unfold(dy)
+        dy = case.fold.fold(np.broadcast_to(whole[:1], whole.shape))
+    second = slopes(context, case, 1) if context.implementation.residual else None
+    gradient = gradient_case(context, case, dy, second, of_dy)
+    framework, dtype = frameworks()[context.implementation.framework], case.out_format.name
+    try:
+        framework.to_native(case.fold.unfold(gradient.dy), dtype, context.device, of_dy)
+        if of_x != context.layout:
+            context.run(case)
+    except (CallError, ValueError) as error:
+        raise SkipCaseError(str(error)) from None
+    return gradient, pulled(context, gradient)
+
+
+def _judge_laid(context: Context, run: Run, name: str) -> Result | None:
+    gradient, found = run()
+    if name not in gradient.differentiated:
+        return None
+    output = gradient.rows_of(found, name)
+    inputs = gradient.case.inputs
+    where: dict[str, Any] = {
+        "regime": "standard",
+        "layout": gradient.layout if inputs.layout == context.layout else inputs.layout,
+    }
+    if not passes(context, gradient, name, output):
+        case = replace(gradient.case, inputs=replace(inputs, layout=context.layout))
+        plain = replace(gradient, case=case, layout=context.layout)
+        if passes(context, plain, name, plain.rows_of(pulled(context, plain), name)):
+            return held(context, "gradient-layouts", gradient, name, output, **where)
+    return context.result("gradient-layouts", Outcome.PASSED, shape=tuple(gradient.case.fold.shape), **where)
 
 
 @register("gradient-subsets", applies=_needs_several, requires=_REQUIRES)

@@ -325,12 +325,16 @@ def _cumulative(context: Context) -> Result | None:
 
 
 def _counting_on(session: Session) -> bool:
-    """Let a module that counts its steps go on from a later one, if it counts in an array that can be written."""
-    count = getattr(session.module, "num_batches_tracked", None)
-    if not hasattr(count, "fill_"):
+    """Let a module that counts its steps go on from a later one, if it counts in a number or a tensor of torch."""
+    count: Any = getattr(session.module, "num_batches_tracked", None)
+    if hasattr(count, "fill_"):
+        count.fill_(_LATE)
+        session.note(f"module.num_batches_tracked.fill_({_LATE})")
+    elif isinstance(count, int):
+        session.module.num_batches_tracked = _LATE
+        session.note(f"module.num_batches_tracked = {_LATE}")
+    else:
         return False
-    count.fill_(_LATE)
-    session.note(f"module.num_batches_tracked.fill_({_LATE})")
     return True
 
 

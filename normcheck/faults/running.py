@@ -265,6 +265,35 @@ class CumulativeAverageThatCountsTheInitialValue(BatchNormModule):
         self.num_batches_tracked -= 1
 
 
+@fault("K10", "after pytorch/pytorch#3122", norm=BatchNorm(), role=_module, expected=("running-cumulative",))
+class CumulativeAverageOfValues(BatchNormModule):
+    """With momentum None a batch has the share of its values, where all batches count alike."""
+
+    seen = 0
+
+    def update(self, x: Tensor) -> None:
+        """The share of the values that have been seen."""
+        if self.norm.momentum is not None:  # type: ignore[attr-defined]
+            return super().update(x)
+        self.num_batches_tracked += 1
+        self.seen += x.numel()
+        m, _, unbiased = statistics(x)
+        share = x.numel() / self.seen
+        self.running_mean, self.running_var = moved(self.running_mean, m, share), moved(self.running_var, unbiased, share)
+        return None
+
+
+@fault("K10", "after pytorch/pytorch#3122", norm=BatchNorm(), role=_module, dtypes=("float32",), expected=("running-cumulative",))
+class StepsCountedInEightBits(BatchNormModule):
+    """The count of steps of a cumulative average is kept in 8 bits."""
+
+    def update(self, x: Tensor) -> None:
+        """Count around."""
+        if self.norm.momentum is None:  # type: ignore[attr-defined]
+            self.num_batches_tracked %= 256
+        super().update(x)
+
+
 @fault("K10", "pytorch/pytorch#20967", norm=BatchNorm(), role=_module, expected=("tracking-switch",))
 class SwitchThatIsNotLookedAt(BatchNormModule):
     """Statistics are updated wherever there are buffers, whatever track_running_stats says."""

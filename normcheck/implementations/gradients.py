@@ -66,6 +66,7 @@ def backward(
     layout: str = "contiguous",
     passes: int = 1,
     of: Collection[str] = DIFFERENTIATED,
+    again: bool = False,
 ) -> Gradients:
     """Call an implementation once and pull a gradient back through it.
 
@@ -82,6 +83,7 @@ def backward(
     layout : of dy in memory, see `encode`
     passes : backward passes after the one forward pass, whose gradients accumulate; 1 for a function
     of : names of the inputs that need a gradient: the others are constants for autograd; a function always gives all
+    again : autograd's backward pass comes after a second call of the same code, with x * x for x
 
     Raises
     ------
@@ -103,7 +105,7 @@ def backward(
                 raise TypeError(f"backward returned {type(returned).__name__}, but should return a dict of gradients")
             found = {name: returned.get(name) for name in _present(values)}
         else:
-            run = _runner(implementation, framework, inputs, values, len(slopes))
+            run = _runner(implementation, framework, inputs, values, len(slopes), again)
             at = {name: value for name, value in _present(values).items() if name in of}
             found = cast(Autograd, framework).pull_back(run, at, slopes, passes)
         return _read(framework, found, slopes)
@@ -145,10 +147,20 @@ def _present(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: values[name] for name in DIFFERENTIATED if values[name] is not None}
 
 
-def _runner(implementation: Implementation, framework: Framework, inputs: Inputs, values: dict[str, Any], outputs: int) -> Run:
+def _runner(
+    implementation: Implementation,
+    framework: Framework,
+    inputs: Inputs,
+    values: dict[str, Any],
+    outputs: int,
+    again: bool = False,
+) -> Run:
     def run(leaves: dict[str, Any]) -> list[Any]:
         given = {**values, **leaves}
-        returned = callee(implementation, framework, inputs, given)(*arguments(implementation, inputs, given))
+        function = callee(implementation, framework, inputs, given)
+        returned = function(*arguments(implementation, inputs, given))
+        if again:
+            function(*arguments(implementation, inputs, {**given, "x": given["x"] * given["x"]}))
         parts = results(implementation, returned)
         return [parts[name] for name in ("y", "new_residual")[:outputs]]
 
