@@ -205,12 +205,16 @@ def _with_the_rest(audit: Audit, found: Sequence[Implementation], given: Mapping
 def _judge_model(given: Mapping[str, Any], planned: Mapping[str, Any]) -> None:
     """Judge the norm layers in a model, show and write their table, and exit with the code that they deserve."""
     from normcheck import models
+    from normcheck.audit import Interrupted
     from normcheck.implementations import MissingPackageError, TargetError
 
+    interrupted = False
     try:
         with progress() as moved:
             own = {key: planned[key] for key in ("profile", "checks", "seed")}
             judged = models.audit_model(*models.build(given["model"]), progress=moved, **own)
+    except Interrupted as broken:
+        judged, interrupted = broken.audit, True
     except (models.ModelError, TargetError, MissingPackageError) as error:
         raise OptionError(str(error)) from None
     shown = [models.COLUMNS.index(name) for name in models.SHOWN]
@@ -223,7 +227,7 @@ def _judge_model(given: Mapping[str, Any], planned: Mapping[str, Any]) -> None:
     put(given["output"] / "layers.md", models.markdown(judged))
     counted = {name: given[name] for name in ("fail_on_warning", "strict_ledger")}
     lacking = "" if models.judges(judged) else "none of the layers that it found was judged"
-    finish(judged, False, given["output"], lacking=lacking, **counted)
+    finish(judged, interrupted, given["output"], lacking=lacking, **counted)
 
 
 def _stored(ctx: click.Context, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -216,7 +217,9 @@ def finish(
     counted = {Outcome.WARNED} if fail_on_warning else set()
     counted |= {Outcome.XPASSED} if strict_ledger else set()
     if outcomes <= {Outcome.SKIPPED}:
-        click.echo("Nothing was judged: no check applies to what was chosen.", err=True)
+        reasons = Counter(result.message for result in audit.results).most_common(1)
+        reason = reasons[0][0] if reasons else "no check applies to what was chosen"
+        click.echo(f"Nothing was judged: {reason}.", err=True)
         raise click.exceptions.Exit(3)
     passed = audit.passed if known is None else known(audit)
     raise click.exceptions.Exit(0 if passed and not outcomes & counted else 1)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from normcheck.audit import Audit, Progress, audit
+from normcheck.audit import Audit, Interrupted, Progress, audit
 from normcheck.checks.captured import CAPTURED, REGIME
 from normcheck.implementations import Implementation, Inputs, frameworks
 from normcheck.implementations.base import ARRAYS, MissingPackageError
@@ -98,6 +98,7 @@ def audit_model(
     Raises
     ------
     ModelError : if the model has no layer whose name or source speaks of a norm, or its forward pass raises
+    Interrupted : on Ctrl-C while layers are judged, with what was measured until then
     """
     layers, others = found(model)
     args, keywords = _inputs(model, inputs) if layers or others or inputs is not None else ((), {})
@@ -120,7 +121,10 @@ def audit_model(
     unjudged = [_unjudged(name, reason, dtype) for name, reason in others.items()]
     order = {name: place for place, (name, _) in enumerate(model.named_modules())}
     ordered = sorted((*named, *unjudged), key=lambda result: order.get(result.implementation, -1))
-    return Audit(tuple(ordered), {**results.born, "model": type(model).__name__})
+    whole = Audit(tuple(ordered), {**results.born, "model": type(model).__name__})
+    if "interrupted" in whole.born:
+        raise Interrupted(whole)
+    return whole
 
 
 def judges(judged: Audit) -> bool:
@@ -278,7 +282,7 @@ def _layout(x: Any) -> str:
 
 
 def _results(made: Mapping[str, tuple[Found, Implementation]], checks: tuple[str, ...] | None, **options: Any) -> Audit:
-    """All checks on the first layer of each configuration, those of captured calls on the others."""
+    """All checks on the first layer of each configuration, those of captured calls on the others; or what an interrupt leaves."""
     firsts: dict[Any, Implementation] = {}
     for layer, implementation in made.values():
         if not renewable(layer):
@@ -286,9 +290,14 @@ def _results(made: Mapping[str, tuple[Found, Implementation]], checks: tuple[str
     thorough = list(firsts.values())
     rest = [implementation for _, implementation in made.values() if implementation not in thorough]
     own = tuple(check for check in (CAPTURED, REGIME) if checks is None or check in checks)
-    judged = audit(thorough, checks=checks, **options)
-    others = audit(rest if own else [], checks=own or (CAPTURED,), **options)
-    return Audit((*judged.results, *others.results), judged.born)
+    parts: list[Audit] = []
+    try:
+        for some, chosen in ((thorough, checks), (rest if own else [], own or (CAPTURED,))):
+            parts.append(audit(some, checks=chosen, **options))
+    except Interrupted as broken:
+        parts.append(broken.audit)
+    told = {key: value for key, value in parts[-1].born.items() if key == "interrupted"}
+    return Audit(tuple(result for part in parts for result in part.results), {**parts[0].born, **told})
 
 
 def _configuration(layer: Found, implementation: Implementation) -> tuple[Any, ...]:

@@ -155,7 +155,15 @@ def test_nothing_to_judge_exits_3(folder: Path) -> None:
     """An audit that no implementation is in says so, and overwrites no report."""
     shown = run("audit", "--implementation", "textbook.rms_norm", "--dtype", "float8_e5m2")
     assert shown.exit_code == 3
-    assert "Nothing was judged" in shown.stderr
+    assert "Nothing was judged: " in shown.stderr
+
+
+def test_a_device_that_is_not_there_is_named_where_nothing_is_judged(folder: Path) -> None:
+    """The last line says why: the reason that most results have."""
+    given = ["audit", "--implementation", "textbook.rms_norm", "--device", "cuda", "--profile", "quick", "--check", "accuracy"]
+    shown = run(*given)
+    assert shown.exit_code == 3
+    assert re.search(r"Nothing was judged: device='cuda', but numpy .* finds cpu\.", shown.stderr), shown.stderr
     assert not (folder / "normcheck-report").exists()
 
 

@@ -554,6 +554,29 @@ def test_without_torch_the_line_that_installs_it_is_told(monkeypatch: pytest.Mon
     assert "torch is not installed; pip install 'normcheck[torch]'" in result.output
 
 
+def test_an_interrupt_leaves_what_was_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Ctrl-C while layers are judged: the table and the report are written, and the exit code is 130."""
+    (tmp_path / "net.py").write_text("import torch\n\ndef build():\n    return torch.nn.LayerNorm(8), torch.ones(2, 8)\n")
+    judge, calls = models.audit, []
+
+    def broken_off(*given, progress=None, **options):
+        def moved(done, total, label):
+            calls.append(label)
+            if len(calls) == 2:
+                raise KeyboardInterrupt
+
+        return judge(*given, progress=moved, **options)
+
+    monkeypatch.setattr(models, "audit", broken_off)
+    given = ["audit", "--model", f"{tmp_path / 'net.py'}:build", "--profile", "quick", "--output", str(tmp_path / "out")]
+    result = CliRunner().invoke(main, given)
+    assert result.exit_code == 130, result.output
+    stored = Audit.read(tmp_path / "out" / "audit.json")
+    assert stored.born["interrupted"].startswith("2 of ")
+    assert stored.born["model"] == "LayerNorm"
+    assert (tmp_path / "out" / "layers.md").exists()
+
+
 needed = pytest.mark.skipif(any("transformers" in line for line in left_out("torch")), reason="transformers is not installed")
 
 

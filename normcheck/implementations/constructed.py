@@ -12,8 +12,8 @@ from normcheck.implementations.base import Built, setting
 from normcheck.implementations.targets import Named, TargetError, describe, load, staying
 from normcheck.norms import Norm
 
-ELEMENTS = ("normalized_shape", "hidden_size", "dim", "hidden", "d_model", "size")
-CHANNELS = ("num_features", "num_channels", "channels")
+ELEMENTS = ("normalized_shape", "hidden_size", "dim", "dims", "hidden", "d_model", "size")
+CHANNELS = ("num_features", "num_channels", "channels", "dims")
 """Names of constructor arguments that are filled with the sizes of x: of the elements of a row, and of the channels."""
 
 
