@@ -227,6 +227,8 @@ def _implementation(layer: Found, seen: Seen) -> Implementation:
         raise ValueError(f"was not called{' with a tensor' if seen.calls else ''} in the forward pass")
     if not seen.x.is_floating_point():
         raise ValueError(f"its input is {str(seen.x.dtype).removeprefix('torch.')}, but should be floating point")
+    if seen.given > 1:
+        raise ValueError(f"was given {seen.given} tensors in the forward pass, but x alone is judged")
     if layer.written and seen.y.shape != seen.x.shape:
         raise ValueError(f"its y has shape {tuple(seen.y.shape)}, but x {tuple(seen.x.shape)}")
     claimed = claims(layer, tuple(seen.x.shape))

@@ -288,6 +288,37 @@ def test_what_a_layer_has_and_does_not_use_is_claimed(layer):
     assert CAPTURED in {failure.check for failure in audit.failures}
 
 
+class Gated(nn.Module):
+    """A norm that may be given a gate besides x."""
+
+    def forward(self, x, gate=None):
+        """One pass."""
+        x = x if gate is None else x * F.silu(gate)
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+
+
+class Gating(nn.Module):
+    """A model that gives it one, or not."""
+
+    def __init__(self, gates):
+        super().__init__()
+        self.norm, self.gates = Gated(), gates
+
+    def forward(self, x):
+        """One pass."""
+        return self.norm(x, gate=x + 1) if self.gates else self.norm(x)
+
+
+def test_what_is_given_more_than_x_is_named():
+    """A gate changes what is normalized: with one the layer is not judged, without it is."""
+    with_gate, without = (audit_model(Gating(gates), rows(), checks=(CAPTURED, REGIME)) for gates in (True, False))
+    assert [one.message for one in with_gate.results] == [
+        "not judged: was given 2 tensors in the forward pass, but x alone is judged"
+    ]
+    assert judges(without)
+    assert without.passed
+
+
 def test_norms_that_are_called_as_functions_are_named():
     """A module that calls norms of torch itself is a warning, also one in no attribute; the layers beside it are judged."""
     torch.manual_seed(0)

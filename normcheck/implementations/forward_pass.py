@@ -20,11 +20,12 @@ _Calls = dict[int, tuple[Any, list[str]]]
 
 @dataclass(frozen=True, eq=False)
 class Seen:
-    """What a hook saw of one layer: the first call, and how many there were."""
+    """What a hook saw of one layer: the first call, how many tensors it was given, and how many calls there were."""
 
     x: Any = None
     y: Any = None
     training: bool = False
+    given: int = 0
     calls: int = 0
 
 
@@ -84,9 +85,11 @@ def _named(model: Any) -> dict[str, Any]:
 def _hooks(layer: Found, seen: dict[str, Seen]) -> tuple[Any, ...]:
     def before(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         old = seen[layer.name]
-        # a copy: the layer, or one behind it, may write into its input
-        x = _first((*args, *kwargs.values())) if old.calls == 0 else old.x
-        seen[layer.name] = replace(old, x=x, training=bool(module.training), calls=old.calls + 1)
+        if old.calls == 0:
+            # a copy: the layer, or one behind it, may write into its input
+            tensors = _tensors((*args, *kwargs.values()))
+            old = replace(old, x=_first(tensors), given=len(tensors), training=bool(module.training))
+        seen[layer.name] = replace(old, calls=old.calls + 1)
 
     def after(_module: Any, _args: tuple[Any, ...], output: Any) -> None:
         old = seen[layer.name]
@@ -99,9 +102,13 @@ def _hooks(layer: Found, seen: dict[str, Seen]) -> tuple[Any, ...]:
 
 def _first(values: Sequence[Any]) -> Any:
     """A copy of the first tensor among values, in its memory format; None if there is none."""
+    return next((value.detach().clone() for value in _tensors(values)), None)
+
+
+def _tensors(values: Sequence[Any]) -> list[Any]:
     import torch
 
-    return next((value.detach().clone() for value in values if isinstance(value, torch.Tensor)), None)
+    return [value for value in values if isinstance(value, torch.Tensor)]
 
 
 @contextmanager
