@@ -37,6 +37,21 @@ class SumNorm(nn.Module):
         return centred / torch.sqrt(variance + 1e-5) * self.weight
 
 
+class ByMethods(nn.Module):
+    """A LayerNorm by methods and functions instead of operators."""
+
+    def __init__(self, n):
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(0.5, 2.0, n))
+
+    def forward(self, x):
+        """One pass."""
+        x = x.sub(x.mean(-1, keepdim=True))
+        variance = torch.mul(x.square().sum(-1, keepdim=True), 1 / x.shape[-1])
+        variance += 1e-5
+        return torch.div(x, variance.sqrt()).mul(self.weight)
+
+
 class SumRMS(nn.Module):
     """The same without a mean."""
 
@@ -241,6 +256,7 @@ def captured(audit):
     [
         (SumNorm(16), rows()),
         (SumRMS(), rows()),
+        (ByMethods(16), rows()),
         (Wide(16), rows()),
         (Images1(8), images()),
         (Frozen(8), images()),

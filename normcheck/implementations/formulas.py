@@ -27,6 +27,7 @@ from normcheck.implementations.syntax import (
     mentions,
     parameter,
     parsed,
+    plain,
     registered,
     run,
     uncast,
@@ -90,7 +91,7 @@ def read(*sources: str) -> Formula:
     ------
     UnreadableError : with the reason why it is no norm of ours
     """
-    return _Class([parsed(source) for source in sources]).formula()
+    return _Class([plain(parsed(source)) for source in sources]).formula()
 
 
 class _Class:

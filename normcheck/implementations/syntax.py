@@ -41,6 +41,38 @@ def parsed(source: str) -> ast.ClassDef:
     return found
 
 
+def plain(tree: ast.ClassDef) -> ast.ClassDef:
+    """The class with operators in the place of methods and functions that do the same, and of assignments that combine."""
+    return ast.fix_missing_locations(_Plain().visit(tree))  # type: ignore[no-any-return]
+
+
+class _Plain(ast.NodeTransformer):
+    """Writes ``x.add(eps)``, ``torch.add(x, eps)`` and ``x += eps`` as ``x + eps``, and so for the other operations."""
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        """A call."""
+        self.generic_visit(node)
+        operation = _OPERATIONS.get(called(node).removesuffix("_"))
+        if operation is None or node.keywords or not isinstance(node.func, ast.Attribute):
+            return node
+        given = node.args if mentions(node.func.value, "torch") else [node.func.value, *node.args]
+        return ast.BinOp(given[0], operation(), given[1]) if len(given) == 2 else node
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> ast.AST:
+        """An assignment that combines."""
+        self.generic_visit(node)
+        read = ast.Name(node.target.id, ast.Load()) if isinstance(node.target, ast.Name) else node.target
+        return ast.Assign([node.target], ast.BinOp(read, node.op, node.value))
+
+
+_OPERATIONS = {
+    **dict.fromkeys(("add",), ast.Add),
+    **dict.fromkeys(("sub", "subtract"), ast.Sub),
+    **dict.fromkeys(("mul", "multiply"), ast.Mult),
+    **dict.fromkeys(("div", "divide", "true_divide"), ast.Div),
+}
+
+
 class _Bare(ast.NodeTransformer):
     """Drops docstrings, annotations, decorators and defaults; numbers the names of arguments and variables."""
 
@@ -127,10 +159,16 @@ def _average(value: ast.AST | None, means: Mapping[str, str] | None = None) -> s
     node = uncast(value)
     if isinstance(node, ast.Name):
         return (means or {}).get(node.id, "")
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
-        return "mean" if _average(node.left, means) == "sum" and not _squares(node.left) else ""
+    if isinstance(node, ast.BinOp):
+        return "mean" if (total := _shared(node, means)) is not None and not _squares(total) else ""
     name = called(node)
     return name if name == "sum" or (name == "mean" and node is not None and not _squares(node)) else ""
+
+
+def _shared(node: ast.BinOp, means: Mapping[str, str] | None) -> ast.AST | None:
+    """The sum that is divided by a number, or multiplied by one; None where there is none."""
+    sides = {ast.Div: [node.left], ast.Mult: [node.left, node.right]}.get(type(node.op), [])
+    return next((side for side in sides if _average(side, means) == "sum"), None)
 
 
 def _operation_events(node: ast.BinOp, means: Mapping[str, str]) -> Iterator[Event]:
@@ -138,7 +176,7 @@ def _operation_events(node: ast.BinOp, means: Mapping[str, str]) -> Iterator[Eve
     names = {parameter(side) for side in sides}
     if isinstance(node.op, ast.Pow) and ast.unparse(node.right) in ("0.5", "-0.5"):
         yield Event("root")
-    if isinstance(node.op, ast.Div) and _average(node.left, means) == "sum":
+    if _shared(node, means) is not None:
         yield Event("average")
     if isinstance(node.op, ast.Sub) and _average(node.right, means) == "mean":
         yield Event("center")
