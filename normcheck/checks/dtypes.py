@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -10,10 +11,13 @@ import numpy as np
 
 from normcheck.checks.base import Context, describe, guarded, register
 from normcheck.checks.cases import Case, make_case
+from normcheck.checks.gradient_cases import GradientCase, gradient_case, passes, pulled, slopes
+from normcheck.checks.gradient_cases import held as gradient_held
+from normcheck.checks.gradients import with_residual
 from normcheck.checks.verdicts import held, needs_sound_ordinary_rows, some_rows, standard_case
 from normcheck.checks.witness import beyond, pass_class, witness
 from normcheck.formats import FORMATS
-from normcheck.implementations import CallError, call, snippet
+from normcheck.implementations import CallError, Gradients, call, differentiable, snippet
 from normcheck.implementations.snippets import PLAIN, Script
 from normcheck.implementations.ways import TEXTS, under_autocast
 from normcheck.results import Outcome, Result, Witness
@@ -24,6 +28,11 @@ _OFFSET_WEIGHTS = (15.8125, 0.05, 0.003, -0.998, 3.0e-4, 7.40625, -0.05, 0.7)
 
 def _needs_weight(context: Context) -> str:
     return "" if context.implementation.takes("weight") else "no weight can be given"
+
+
+def _needs_autograd(context: Context) -> str:
+    given = callable(context.implementation.grad)
+    return "the backward pass is a function" if given else differentiable(context.implementation)
 
 
 def _needs_autocast(context: Context) -> str:
@@ -47,12 +56,14 @@ def mixed_dtypes(context: Context) -> Iterator[Result]:
     Statement
     ---------
     For every pair of dtypes of x and weight that the code accepts, y has the dtype that ``contract.output`` says: that of x, of
-    both promoted, or the one named. The weights enter as the numbers they are. A pair that is refused is no fault.
+    both promoted, or the one named. The weights enter as the numbers they are. A pair that is refused is no fault. Where the
+    framework differentiates, the gradients of float32 parameters beside a 16-bit x are float32, and right to that precision.
 
     Why it matters
     --------------
     float32 weights under 16-bit activations are the usual mixed precision. Code that multiplies in the wrong dtype returns
-    float32 there, and the residual stream doubles in size, or the next matrix product raises.
+    float32 there, and the residual stream doubles in size, or the next matrix product raises. A gradient that has gone through 16
+    bits on its way to a float32 weight makes the wider weight useless, and nothing else shows it.
 
     Holds for
     ---------
@@ -63,7 +74,8 @@ def mixed_dtypes(context: Context) -> Iterator[Result]:
     None for the dtype. Values: the bound of ``accuracy`` with those weights, one rounding to the output dtype (or the inner cast
     that the contract says). Weights in the dtype of x, where others are declared, and float16 with bfloat16 under an inner cast
     are held to the dtype alone; the latter may come back in either or in float32. An inner cast may be to the dtype of x or of
-    the weight.
+    the weight; with one gradients are left out, and so are those that are wrong with 16-bit parameters as well. Others have the
+    bounds of ``input-gradient`` and ``parameter-gradients``.
 
     Known exceptions
     ----------------
@@ -78,6 +90,10 @@ def mixed_dtypes(context: Context) -> Iterator[Result]:
     wide = [d for d in _WEIGHTS if FORMATS[d].p >= context.x_format.p or d in context.implementation.dtypes]
     for dtype in (d for d in dict.fromkeys((*wide, context.dtype)) if d != own):
         yield from guarded(context, "mixed-dtypes", _mixed, dtype, regime="standard")
+    if context.x_format.p < 24 and own == context.dtype and not _needs_autograd(context):
+        run = functools.cache(functools.partial(_backward, context))
+        for name in ("x", "weight", "bias"):
+            yield from guarded(context, "mixed-dtypes", _learned, run, name, regime="standard")
 
 
 @register("autocast", applies=_needs_autocast)
@@ -205,6 +221,40 @@ def _mixed(context: Context, dtype: str) -> Result | None:
         once = standard_case(context, replace(context.implementation.contract, cast="once"), dtype)
         return held(context, "mixed-dtypes", once, once.fold.fold(output.y), regime="standard")
     return result
+
+
+_Ran = tuple[GradientCase, Gradients]
+
+
+def _backward(context: Context) -> tuple[_Ran, _Ran] | None:
+    """The backward pass with float32 parameters, and with those of x's dtype; None where the first has no sound output."""
+    ran = []
+    for weight_dtype in ("float32", None):
+        beside = replace(context, implementation=replace(context.implementation, weight_dtype=weight_dtype))
+        case = with_residual(beside, beside.case("standard", some_rows(context)))
+        try:
+            output = call(beside.implementation, case.inputs)
+        except CallError:
+            return None
+        if case.inner_cast or output.dtype != case.out_format.name:
+            return None
+        if case.judge(case.fold.fold(output.y), pass_class(context)).worst_ratio > 1:
+            return None
+        second = slopes(beside, case, 1) if context.implementation.residual else None
+        gradient = gradient_case(beside, case, slopes(beside, case), second)
+        ran.append((gradient, pulled(beside, gradient)))
+    return ran[0], ran[1]
+
+
+def _learned(context: Context, run: Callable[[], tuple[_Ran, _Ran] | None], name: str) -> Result | None:
+    ran = run()
+    if ran is None or name not in ran[0][0].differentiated:
+        return None
+    (gradient, found), (usual, base) = ran
+    output = gradient.rows_of(found, name)
+    if passes(context, gradient, name, output) or not passes(context, usual, name, usual.rows_of(base, name)):
+        return context.result("mixed-dtypes", Outcome.PASSED, shape=tuple(gradient.case.fold.shape), regime="standard")
+    return gradient_held(context, "mixed-dtypes", gradient, name, output, "with float32 parameters", regime="standard")
 
 
 def _autocast(context: Context) -> Result | None:

@@ -169,7 +169,7 @@ def slopes(context: Context, case: Case, seed: int = 0) -> Array:
 
 
 def pulled(
-    context: Context, gradient: GradientCase, passes: int = 1, of: Collection[str] = tuple(NAMES), again: bool = False
+    context: Context, gradient: GradientCase, passes: int = 1, of: Collection[str] = tuple(NAMES), **how: bool
 ) -> Gradients:
     """Call the implementation and pull dy back through it. Raises CallError as `normcheck.implementations.gradients.backward`."""
     case = gradient.case
@@ -183,7 +183,7 @@ def pulled(
             layout=gradient.layout,
             passes=passes,
             of=of,
-            again=again,
+            **how,
         )
     except CallError as error:
         error.snippet = pulled_text(gradient, "x", (0,) * case.inputs.x.ndim, 0.0)

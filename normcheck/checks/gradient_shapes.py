@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,17 +13,20 @@ import numpy as np
 
 from normcheck.checks.base import Context, SkipCaseError, guarded, register
 from normcheck.checks.cases import Case
-from normcheck.checks.comparing import case_from, mixed
+from normcheck.checks.comparing import case_from, has_threads, mixed, threads
 from normcheck.checks.geometry import BLOCKS, HIDDEN, arrangements, shapes
 from normcheck.checks.gradient_cases import NAMES, GradientCase, gradient_case, held, passes, pulled, slopes
 from normcheck.checks.gradient_witness import gradient_witness
 from normcheck.checks.gradients import with_residual
 from normcheck.formats import Array
 from normcheck.implementations import CallError, Gradients, differentiable, frameworks
+from normcheck.implementations.snippets import PLAIN
 from normcheck.results import Outcome, Result
 
 _REQUIRES = ("output-form", "accuracy", "gradient-flow", "input-gradient", "parameter-gradients")
 _ROWS = 6
+_THREADS = 3
+_IN_THREADS = (f"torch.set_num_threads({_THREADS})", *PLAIN)
 _LAYOUTS = ("contiguous", "transposed", "channels_last", "strided", "sliced", "expanded", "unaligned")
 _WIDTHS = {"quick": (768, 4609), "standard": (*HIDDEN, 4097, 8193), "deep": (*HIDDEN, 4097, 8193, 32768, 131072)}
 # losses are scaled by 2**16, and gradients of long sequences fall to 1e-8
@@ -54,7 +57,8 @@ def gradient_shapes(context: Context) -> Iterator[Result]:
     Statement
     ---------
     dx, dweight and dbias are within their bounds for an x of each rank, with short and long axes at every place; for the widths
-    that models have; and for hundreds and thousands of rows that are wide as well.
+    that models have; for hundreds and thousands of rows that are wide as well; and in three threads, whose number does not divide
+    that of the rows.
 
     Why it matters
     --------------
@@ -84,6 +88,10 @@ def gradient_shapes(context: Context) -> Iterator[Result]:
     for shape in dict.fromkeys((*ordinary, *wide)):
         run = functools.cache(functools.partial(_shaped, context, shape))
         yield from _judged(context, "gradient-shapes", run, shown, shape=shape)
+    if has_threads(context.implementation.framework):
+        for shape in shapes(context, [(_ROWS * _THREADS + 1, 64)]):
+            run = functools.cache(functools.partial(_threaded, context, shape))
+            yield from _judged(context, "gradient-shapes", run, shown, shape=shape, regime=f"{_THREADS} threads", way=_IN_THREADS)
 
 
 @register("gradient-linearity", applies=_needs_gradients, requires=_REQUIRES)
@@ -220,7 +228,7 @@ def gradient_subsets(context: Context) -> Iterator[Result]:
     Statement
     ---------
     Where only some of x, weight, bias and residual need a gradient, each one alone and all but each, what comes is within its
-    bound.
+    bound. So it is where the returned residual alone is used, and y is not.
 
     Why it matters
     --------------
@@ -251,6 +259,10 @@ def gradient_subsets(context: Context) -> Iterator[Result]:
         run = functools.cache(functools.partial(_partial, context, shape, of))
         yield from _judged(context, "gradient-subsets", run, shown, shape=shape, regime=f"of {' and '.join(of)}", of=of)
 
+    if context.implementation.residual:
+        run, ends = functools.cache(functools.partial(_unused, context, shape)), ("x", "residual")
+        yield from _judged(context, "gradient-subsets", run, shown, shape=shape, regime="of the residual alone", of=ends, way=())
+
 
 def _has(context: Context, name: str) -> bool:
     return context.implementation.takes(name) if name != "residual" else context.implementation.residual
@@ -262,21 +274,32 @@ def _usual(context: Context) -> tuple[int, ...]:
 
 
 def _judged(
-    context: Context, check: str, run: Run, shown: set[str], *, of: tuple[str, ...] = tuple(NAMES), regime: str = "", **where: Any
+    context: Context,
+    check: str,
+    run: Run,
+    shown: set[str],
+    *,
+    of: tuple[str, ...] = tuple(NAMES),
+    regime: str = "",
+    way: Sequence[str] = PLAIN,
+    **where: Any,
 ) -> Iterator[Result]:
+    """The verdict on each gradient of a backward pass; ``way`` is how a snippet makes the call, empty where it cannot."""
     for name in of:
-        yield from guarded(context, check, _judge, check, run, name, shown, regime, **where)
+        yield from guarded(context, check, _judge, check, run, name, shown, regime, way, **where)
 
 
-def _judge(context: Context, check: str, run: Run, name: str, shown: set[str], regime: str) -> Result | None:
+def _judge(context: Context, check: str, run: Run, name: str, shown: set[str], regime: str, way: Sequence[str]) -> Result | None:
     gradient, found = run()
     if name not in gradient.differentiated:
         return None
     output = gradient.rows_of(found, name)
     if passes(context, gradient, name, output):
         return context.result(check, Outcome.PASSED, shape=tuple(gradient.case.fold.shape), regime=regime)
-    result = held(context, check, gradient, name, output, regime, regime=regime)
-    if name not in shown and "of " not in regime:
+    result = held(context, check, gradient, name, output, regime, way, regime=regime)
+    if not way:
+        return replace(result, witness=None)
+    if name not in shown and "of " not in regime and way is PLAIN:
         shown.add(name)
         result = replace(result, witness=gradient_witness(context, gradient, name, output))
     return result
@@ -299,6 +322,11 @@ def _shaped(context: Context, shape: tuple[int, ...]) -> Ran:
     return gradient, pulled(context, gradient)
 
 
+def _threaded(context: Context, shape: tuple[int, ...]) -> Ran:
+    with threads(context, _THREADS):
+        return _shaped(context, shape)
+
+
 def _powers(context: Context) -> tuple[int, ...]:
     return _POWERS_OF_FLOAT16 if context.dtype == "float16" else _POWERS
 
@@ -314,3 +342,9 @@ def _partial(context: Context, shape: tuple[int, ...], of: tuple[str, ...]) -> R
     case = with_residual(context, context.case("standard", shape))
     gradient = _gradient(context, case, slopes(context, case), of)
     return gradient, pulled(context, gradient, of=of)
+
+
+def _unused(context: Context, shape: tuple[int, ...]) -> Ran:
+    case = with_residual(context, context.case("standard", shape))
+    gradient = gradient_case(context, case, np.zeros(case.rows.shape), slopes(context, case, 1))
+    return gradient, pulled(context, gradient, of=("x", "residual"), unused=True)

@@ -1,12 +1,24 @@
-"""K18, K21, K22, K24: backward passes that are right for one call and contiguous input, and for a gradient that is not zero."""
+"""K18, K21 to K24: backward passes that are right for one call, one thread, contiguous input, and all gradients present."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from normcheck.faults.catalogue import fault
+from normcheck.contract import Contract
+from normcheck.faults.catalogue import HALF, fault
 from normcheck.faults.hand_written import Backward, Step, hand_written, over_rows, projected, sound_pull
-from normcheck.faults.parts import LAYER_NORM, RMS_NORM, Tensor, centred, finish, finish_channels, grouped, mean, per_channel
+from normcheck.faults.parts import (
+    LAYER_NORM,
+    RMS_NORM,
+    Tensor,
+    centred,
+    finish,
+    finish_channels,
+    grouped,
+    mean,
+    mean_square,
+    per_channel,
+)
 from normcheck.norms import GroupNorm
 
 _CALLS = ("gradient-accumulation",)
@@ -106,3 +118,67 @@ def _masked_rows_left(step: Step) -> Backward:
 def rows_without_gradient_left_unwritten(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """Rows whose dy is zero are skipped, and their dx is what its memory held."""
     return hand_written(_masked_rows_left, x, weight, bias, eps)
+
+
+def _lost_in_threads(step: Step) -> Backward:
+    import torch
+
+    right, threads = sound_pull(step), torch.get_num_threads()
+    terms = (step.dy * step.n).reshape(-1, step.dy.shape[-1])
+    whole = len(terms) // threads * threads
+    return right._replace(dweight=terms[:whole].sum(0)) if whole else right
+
+
+@fault("K23", "after karpathy/llm.c#428", norm=LAYER_NORM, expected=("gradient-shapes",))
+def weight_gradient_of_whole_shares(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """Each thread sums rows // threads rows of the weight's gradient, and nobody those that are left."""
+    return hand_written(_lost_in_threads, x, weight, bias, eps)
+
+
+def _through_16_bits(step: Step) -> Backward:
+    right = sound_pull(step)
+    return right._replace(dweight=right.dweight.to(step.dtype).float())
+
+
+@fault("K23", "after NVIDIA/TransformerEngine#371", norm=RMS_NORM, dtypes=HALF, expected=("mixed-dtypes",))
+def weight_gradient_in_the_dtype_of_x(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """The gradient of a float32 weight goes through the 16 bits of x."""
+    return hand_written(_through_16_bits, x, weight, None, eps, center=False)
+
+
+@fault(
+    "K21",
+    "after linkedin/Liger-Kernel#376",
+    norm=RMS_NORM,
+    contract=Contract(residual_rounding="storage"),
+    residual=True,
+    expected=("gradient-subsets",),
+)
+def residual_without_gradient_where_y_is_unused(x: Tensor, weight: Tensor, residual: Tensor, eps: float) -> Tensor:
+    """Where nobody looks at y the backward pass returns early, and what flows through the residual is lost."""
+    import torch
+
+    class Norm(torch.autograd.Function):  # type: ignore[misc]
+        """One call."""
+
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, weight: Tensor, residual: Tensor) -> tuple[Tensor, ...]:
+            ctx.set_materialize_grads(False)
+            total = x if residual is None else x + residual
+            wide, square = mean_square(total)
+            ctx.r, ctx.has = (square + eps).rsqrt(), residual is not None
+            ctx.save_for_backward(wide * ctx.r, weight)
+            return finish(x, wide * ctx.r, weight), total.clone()
+
+        @staticmethod
+        @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+        def backward(ctx: Any, slope: Tensor, besides: Tensor) -> tuple[Tensor, ...]:
+            if slope is None:
+                return None, None, None
+            n, weight = ctx.saved_tensors
+            dy = slope.float()
+            dx = projected(dy if weight is None else dy * weight.float(), n, ctx.r, False)
+            dx = (dx if besides is None else dx + besides.float()).to(slope.dtype)
+            return dx, None if weight is None else over_rows(dy * n).to(weight.dtype), dx if ctx.has else None
+
+    return Norm.apply(x, weight, residual)

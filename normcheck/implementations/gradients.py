@@ -67,6 +67,7 @@ def backward(
     passes: int = 1,
     of: Collection[str] = DIFFERENTIATED,
     again: bool = False,
+    unused: bool = False,
 ) -> Gradients:
     """Call an implementation once and pull a gradient back through it.
 
@@ -84,6 +85,7 @@ def backward(
     passes : backward passes after the one forward pass, whose gradients accumulate; 1 for a function
     of : names of the inputs that need a gradient: the others are constants for autograd; a function always gives all
     again : autograd's backward pass comes after a second call of the same code, with x * x for x
+    unused : autograd starts from the returned residual alone, as where nobody looks at y
 
     Raises
     ------
@@ -105,9 +107,9 @@ def backward(
                 raise TypeError(f"backward returned {type(returned).__name__}, but should return a dict of gradients")
             found = {name: returned.get(name) for name in _present(values)}
         else:
-            run = _runner(implementation, framework, inputs, values, len(slopes), again)
+            run = _runner(implementation, framework, inputs, values, ("y", "new_residual")[unused : len(slopes)], again)
             at = {name: value for name, value in _present(values).items() if name in of}
-            found = cast(Autograd, framework).pull_back(run, at, slopes, passes)
+            found = cast(Autograd, framework).pull_back(run, at, slopes[unused:], passes)
         return _read(framework, found, slopes)
 
 
@@ -132,7 +134,7 @@ def backward_twice(
     directions = {name: framework.to_native(array, own[name], inputs.device) for name, array in along.items()}
     slope = framework.to_native(dy, dtype or inputs.dtype, inputs.device)
     with user_code(framework, inputs):
-        run = _runner(implementation, framework, inputs, values, 1)
+        run = _runner(implementation, framework, inputs, values, ("y",))
         return _read(framework, cast(Autograd, framework).pull_back_twice(run, _present(values), slope, directions), [])
 
 
@@ -152,7 +154,7 @@ def _runner(
     framework: Framework,
     inputs: Inputs,
     values: dict[str, Any],
-    outputs: int,
+    ends: Sequence[str],
     again: bool = False,
 ) -> Run:
     def run(leaves: dict[str, Any]) -> list[Any]:
@@ -162,7 +164,7 @@ def _runner(
         if again:
             function(*arguments(implementation, inputs, {**given, "x": given["x"] * given["x"]}))
         parts = results(implementation, returned)
-        return [parts[name] for name in ("y", "new_residual")[:outputs]]
+        return [parts[name] for name in ends]
 
     return run
 
