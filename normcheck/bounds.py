@@ -18,8 +18,10 @@ With ddof = 1 the added square is e**2*D/(D-1). A merge moves S by ``sqrt(2)*tau
 product cost 6u (5u without a mean); hardware reciprocal roots of 2 ulp make it 9u (8u).
 
 **Application.** Instead of c*r a kernel may compute x*r - mu*r, which costs ``u*r*(|x|+|mu|)`` per element, and may fold the
-affine bias into the same constant, ``u*|b|``. Weight and bias cost u each of their results. With given statistics tau and delta
-vanish and ``u*r*(|x|+2|mu|)`` covers scale and shift prepared ahead without a fused multiply-add.
+affine bias into the same constant, ``u*|b|``. Weight and bias cost u each of their results. A weight with an offset costs one
+addition more: u of the sum where offset and weight are added first, and u of the product where weight*n is added to offset*n.
+With given statistics tau and delta vanish and ``u*r*(|x|+2|mu|)`` covers scale and shift prepared ahead without a fused
+multiply-add.
 
 **Underflow.** Each product or quotient below the normal range loses up to eta, once for n, once times |w|, and once for y where
 the output format is the compute format. A weight that multiplies c before the division loses eta there, which 1/S enlarges. Where
@@ -28,7 +30,9 @@ subnormal numbers are flushed, eta is the smallest normal value, and an input th
 Altogether, before the rounding to the output format::
 
     E = |w| * (tau + u*r*(|x|+|mu|) + |n| * (u*((H+4)*phi/2 + k) + quadratic + merge)) * (1 + 4u(H+8))
-        + u*|w*n|*[weight] + u*|w*n|*[weight offset] + u*(|y|+|b|)*[bias] + underflow
+        + u*|w*n|*[weight] + u*max(|w|, |w-offset|)*|n|*[weight offset] + u*(|y|+|b|)*[bias] + underflow
+
+with w the sum of offset and weight.
 
 Sources: Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., chapters 3 and 4 (sums); Chan, Golub and LeVeque 1983
 (variances); the rest is derived above.
@@ -111,7 +115,7 @@ class RowErrors:
     compute : format of the arithmetic
     weight : offset + w, of a shape that broadcasts to the rows, or None
     bias : the bias, of a shape that broadcasts to the rows, or None
-    offset : whether the weight is formed by an addition
+    offset : what was added to the weight, 0 if it is used as it is
     given : whether the statistics were given
     out_is_compute : whether the output format is the compute format
     flushes : whether every subnormal number, inputs included, may become zero
@@ -124,7 +128,7 @@ class RowErrors:
     compute: Format
     weight: Array | None = None
     bias: Array | None = None
-    offset: bool = False
+    offset: float = 0.0
     given: bool = False
     out_is_compute: bool = True
     flushes: bool = False
@@ -262,6 +266,13 @@ class RowErrors:
             normalized /= self.certified.scale[:, None]
             return np.asarray(normalized)
 
+    @property
+    def parted(self) -> Array:
+        """Size of the larger of what a weight with an offset is made of, and the sum; 0 without an offset or a weight."""
+        if self.weight is None or self.offset == 0:
+            return np.zeros(1)
+        return np.maximum(np.abs(self.weight), np.abs(self.weight - self.offset))
+
     def _other_errors(self) -> list[Array]:
         """What every class adds to |w| times the error of n, in this order: of weight, bias, reference, underflow and cast."""
         u, parts = self.compute.u, [self.certified.err, self._underflow()]
@@ -271,9 +282,9 @@ class RowErrors:
             added *= u
             parts.insert(0, added)
         if self.weight is not None:
-            scaled = self.weight * self.normalized
+            scaled = (np.abs(self.weight) + self.parted) * self.normalized
             np.abs(scaled, out=scaled)
-            scaled *= u * (2 if self.offset else 1)
+            scaled *= u
             parts.insert(0, scaled)
         if self.through_float32:
             parts.append(FORMATS["float32"].u * np.abs(self.certified.hi))

@@ -13,7 +13,8 @@ outside the statistic, a maximum that takes eps.
 
 * r is off by rho, the gain of the forward pass; n by |n|*rho + tau. Statistics that are saved for the backward pass in a
   narrower format of unit roundoff u_s add u_s to rho and u_s*r*|mu| to tau.
-* g costs u (2u with an offset), gbar (H+2)*u*G with G = mean|g|, their difference u: in all u*(3|g| + (H+5)*G).
+* g costs u (2u with an offset), gbar (H+2)*u*G with G = mean|g|, their difference u: in all u*(3|g| + (H+5)*G). With an offset
+  g may be the sum of offset*dy and w*dy, and |g| in this and all that follows is max(|offset + w|, |w|)*|dy|.
 * q is a sum of products: u*(H+7)*Q with Q = p*mean|g*n|; its factors n bring rho*|q| and, because their common error meets the
   sum of g, tau*p*|gbar|; k brings the relative error of T. A kernel may sum g*x and g apart and subtract mu times the second
   from the first: that costs (H+4)*u*p*r*(mean|g*x| + |mu|*G). Altogether this is dq.
@@ -196,7 +197,8 @@ class GradientErrors:
 
     @functools.cached_property
     def _abs_g(self) -> Array:
-        return np.abs(self._g)
+        size = self.forward.parted
+        return np.maximum(np.abs(self._g), size * np.abs(self.dy)) if size.any() else np.abs(self._g)
 
     @functools.cached_property
     def _mean_g(self) -> Array:
@@ -313,12 +315,12 @@ class GradientErrors:
     @functools.cached_property
     def _sizes(self) -> Array:
         """Q, (R, 1)."""
-        return self._p * self._mean(np.abs(self._products))
+        return self._p * self._mean(self._abs_g * np.abs(self.forward.normalized))
 
     @functools.cached_property
     def _apart(self) -> Array:
         mu = np.abs(self.forward.certified.mean)[:, None]
-        return self._p * self._r * (self._mean(np.abs(self._g * self.forward.rows)) + mu * self._mean_g)
+        return self._p * self._r * (self._mean(self._abs_g * np.abs(self.forward.rows)) + mu * self._mean_g)
 
     def _dq(self, allowed: ErrorClass, rho: Array, tau: Array) -> Array:
         u, h = self.forward.compute.u, allowed.height

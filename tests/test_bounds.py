@@ -205,10 +205,27 @@ def test_bounds_of_several_classes_are_those_of_each() -> None:
     """Made at once they have the same bits."""
     rows, weight = REGIMES["large-mean"].rows(4, 64, F32, 0), np.full((1, 64), -1.5)
     std = standardization()
-    errors = RowErrors(rows, certify(rows, std, weight), std, F32, weight=weight, offset=True)
+    errors = RowErrors(rows, certify(rows, std, weight), std, F32, weight=weight, offset=1.0)
     classes = list(classes_of(Contract(), 64, True).values())
     for one, allowed in zip(errors.bounds(*classes), classes, strict=True):
         assert np.array_equal(one, errors.bound(allowed))
+
+
+def test_an_offset_may_be_added_to_the_product() -> None:
+    """Where the weight is near -1, n + weight*n in float32 is within the bound of a weight with an offset, and of no other."""
+    rows = REGIMES["standard"].rows(4, 64, F32, 0)
+    weight = F32.round(np.random.default_rng(3).uniform(-1.001, -0.999, (1, 64)))
+    std = standardization(center=False)
+    allowed = classes_of(Contract(), 64, False)["tree"]
+    n = F32.round(certify(rows, std).hi).astype(np.float32)
+    y = n + weight.astype(np.float32) * n
+    exact = certify(rows, std, 1.0 + weight)
+    within = {
+        offset: np.abs(y - exact.hi) <= RowErrors(rows, exact, std, F32, weight=1.0 + weight, offset=offset).bound(allowed)
+        for offset in (0.0, 1.0)
+    }
+    assert within[1.0].all()
+    assert not within[0.0].all()
 
 
 def test_the_inner_cast_is_a_set_too() -> None:

@@ -327,7 +327,7 @@ def _errors(
         compute,
         weight=weight,
         bias=bias,
-        offset=norm.weight_offset != 0,
+        offset=norm.weight_offset,
         given=norm.has_running and not inputs.training,
         out_is_compute=contract.output_format(x_format, weight_format) == compute,
         through_float32=compute.p == 53 and contract.output_format(x_format, weight_format).p < 24,

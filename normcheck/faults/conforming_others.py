@@ -162,6 +162,14 @@ def folded_evaluation(x: Tensor, weight: Tensor, bias: Tensor, running_mean: Ten
     return (x.float() * per_channel(scale, x) + per_channel(shift, x)).to(x.dtype)
 
 
+@sound_norm(RMSNorm(eps=1e-6, weight_offset=1.0), warns=(*_OVERFLOW, "signed-zeros"))
+def offset_added_to_the_product(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """n + w*n, without 1 + w: where w is near -1 two numbers of the size of n cancel."""
+    wide, square = mean_square(x)
+    n = wide * (square + eps).rsqrt()
+    return (n if weight is None else n + weight.float() * n).to(x.dtype)
+
+
 @sound_norm(GroupNorm(2), warns=_OVERFLOW)
 def group_norm_in_two_passes(x: Tensor, weight: Tensor, bias: Tensor, num_groups: int, eps: float) -> Tensor:
     """Each half of the channels on its own."""
