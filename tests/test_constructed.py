@@ -44,6 +44,10 @@ class Dims(RMS):
     def __init__(self, dims, eps=1e-6):
         super().__init__(dims, eps)
 
+class Spelled(RMS):
+    def __init__(self, dim, epsilon=0.5):
+        super().__init__(dim, epsilon)
+
 class Narrow(RMS):
     def __init__(self, width, eps=1e-6):
         super().__init__(width, eps)
@@ -87,6 +91,7 @@ def judged(*arguments: str) -> Any:
         ("layers.py:Sized",),
         ("layers.py:Sized", "--eps", "1e-3"),
         ("layers.py:Dims",),
+        ("layers.py:Spelled",),
         ("layers.py:RMS", "--init", "eps=1e-6", "--init", "scale=1.0"),
         ("layers.py:Narrow", "--init", "width=64"),
         ("layers.py:Narrow", "--init", "{'width': 64, 'eps': 1e-6}"),

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from halves import assert_halves, assert_values_pass, inputs_for
 
+from normcheck.audit import audit
 from normcheck.formats import FORMATS
 from normcheck.implementations import (
     CallError,
@@ -23,6 +24,7 @@ from normcheck.implementations import (
     implementations,
     snippet,
 )
+from normcheck.implementations.constructed import Constructed
 from normcheck.norms import LayerNorm
 from normcheck.reference import reference_grad
 
@@ -106,6 +108,16 @@ def test_an_operation_without_a_second_derivative_says_so() -> None:
     """layer_norm_grad has none, which is the code's error with its text."""
     with pytest.raises(CallError, match="layer_norm_grad doesn't have any grad op"):
         backward_twice(ROWS["paddle.nn.functional.layer_norm"], GIVEN, DY, {"x": X})
+
+
+def test_a_layer_of_paddle_is_judged_by_its_class() -> None:
+    """What its parameters are called is hidden by plain tensors: values and gradients are those of the weights that are given."""
+    norm = LayerNorm(eps=1e-3)
+    made = Constructed("paddle.nn:LayerNorm", ("normalized_shape", "epsilon"))
+    layer = Implementation(module=made, norm=norm, framework="paddle")
+    done = audit([layer], profile="quick", checks=["output-form", "accuracy", "input-gradient", "parameter-gradients"])
+    assert {result.check for result in done.results if result.outcome.value == "passed"} >= {"accuracy", "parameter-gradients"}
+    assert done.passed, done.failures
 
 
 def test_the_distribution_is_named_as_pip_knows_it() -> None:

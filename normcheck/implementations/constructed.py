@@ -15,6 +15,7 @@ from normcheck.norms import Norm
 ELEMENTS = ("normalized_shape", "hidden_size", "dim", "dims", "hidden", "d_model", "size")
 CHANNELS = ("num_features", "num_channels", "channels", "dims")
 """Names of constructor arguments that are filled with the sizes of x: of the elements of a row, and of the channels."""
+_ALIASES = {"epsilon": "eps"}
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Constructed(Built):
             return shape[self.channel_axis]
         if name != "normalized_shape" and name in ELEMENTS:
             return math.prod(getattr(norm, "normalized_shape", None) or shape[-1:])
-        return setting(norm, name, shape, self.channel_axis)
+        return setting(norm, _ALIASES.get(name, name), shape, self.channel_axis)
 
 
 def constructed(
@@ -60,8 +61,9 @@ def constructed(
     parameters = _parameters(target)
     _refuse_unknown(target, init, parameters)
     sizes = [name for name in (CHANNELS if norm.per_channel else ELEMENTS) if name in parameters and name not in init][:1]
-    taken = [name for name in ("eps", "momentum", "num_groups", "fraction") if name in parameters and name not in init]
-    made = Constructed(target, (*sizes, *(name for name in taken if hasattr(norm, name))), tuple(init.items()), channel_axis)
+    settings = ("eps", "epsilon", "momentum", "num_groups", "fraction")
+    taken = [name for name in settings if name in parameters and name not in init and hasattr(norm, _ALIASES.get(name, name))]
+    made = Constructed(target, (*sizes, *taken), tuple(init.items()), channel_axis)
     lacking = [name for name, one in parameters.items() if _needed(one) and name not in init and name not in made.settings]
     if lacking:
         raise TargetError(f"{target} needs {', '.join(lacking)}, but should be told them, such as by --init {lacking[0]}=64")

@@ -73,9 +73,9 @@ class Paddle:
         return decode(native.detach().numpy())
 
     def bind(self, module: Any, state: Mapping[str, Any], training: bool, dtype: str, device: str) -> Callable[..., Any]:
-        """Set attributes and the mode."""
+        """Set attributes and the mode; a plain tensor hides the parameter of that name, so that the gradient reaches it."""
         for name, value in state.items():
-            setattr(module, name, value)
+            object.__setattr__(module, name, value)
         module.training = training
         return module  # type: ignore[no-any-return]
 
@@ -111,7 +111,7 @@ class Paddle:
 
     def snippet_bind(self, state: Iterable[str], training: bool, dtype: str, device: str) -> list[str]:
         """What `bind` does."""
-        return [*(f"module.{name} = {name}" for name in state), f"module.training = {training}"]
+        return [*(f"object.__setattr__(module, {name!r}, {name})" for name in state), f"module.training = {training}"]
 
     def snippet_value(self, expression: str) -> str:
         """``y[0].item()``."""
