@@ -146,15 +146,15 @@ def framework_of(name: str) -> str:
 
     Raises
     ------
-    OptionError : with the nearest name, and which frameworks are installed; how the others are
+    OptionError : with the nearest name, and which frameworks are installed
     """
     known = frameworks()
     if name not in known:
         lines = {one: adapter.available() for one, adapter in known.items()}
         here = ", ".join(one for one, line in lines.items() if line is None)
-        others = "; ".join(f"{one} by {line}" for one, line in lines.items() if line is not None)
+        others = ", ".join(one for one, line in lines.items() if line is not None)
         text = f"framework={name!r}{nearest(name, known)}, but should be one of {here}"
-        raise OptionError(f"{text}; or, once installed, {others}" if others else text)
+        raise OptionError(f"{text}; not installed: {others} (`normcheck list implementations` says how)" if others else text)
     return name
 
 
