@@ -90,6 +90,15 @@ def test_verdict_of_a_clean_and_of_an_empty_audit(audit: Any) -> None:
     assert summary.verdict(dataclasses.replace(audit, results=skipped)) == "Nothing was judged."
 
 
+def test_what_was_not_judged_stands_below(audit: Any) -> None:
+    """An implementation whose device is missing keeps its row, but no reader has to scroll past it."""
+    first = audit.results[0].implementation
+    skipped = tuple(dataclasses.replace(r, outcome=Outcome.SKIPPED) if r.implementation == first else r for r in audit.results)
+    names = [row.implementation for row in summary.rows(dataclasses.replace(audit, results=skipped))]
+    assert names[-1] == first
+    assert set(names) == {row.implementation for row in summary.rows(audit)}
+
+
 def test_grades_stand_beside_implementation_and_dtype(audit: Any) -> None:
     """The matrix has one row for each implementation and one column for each dtype, widest first."""
     lines = _tables(_section(reporters.render(audit, ".md"), "Grades"))[0]

@@ -42,7 +42,7 @@ def _text(said: str, middle: float, width: float) -> str:
 
 
 def _said(audit: Judged) -> tuple[str, str]:
-    judged = [row for row in summary.rows(audit) if set(row.counts) != {Outcome.SKIPPED}]
+    judged = [row for row in summary.rows(audit) if row.judged]
     failing = sum(1 for row in judged if row.bad)
     if not judged:
         return "nothing judged", GREY

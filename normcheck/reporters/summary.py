@@ -105,6 +105,11 @@ class Row:
         """How many results make the audit fail."""
         return sum(n for outcome, n in self.counts.items() if outcome.bad)
 
+    @property
+    def judged(self) -> bool:
+        """Whether anything was not skipped."""
+        return set(self.counts) != {Outcome.SKIPPED}
+
 
 @dataclass(frozen=True)
 class Skip:
@@ -132,14 +137,15 @@ def dtypes(audit: Judged) -> tuple[str, ...]:
 
 
 def rows(audit: Judged) -> tuple[Row, ...]:
-    """One row for each implementation, in the order of the audit."""
+    """One row for each implementation, in the order of the audit; those of which nothing was judged come last."""
     grades: dict[str, dict[str, str]] = {}
     for (implementation, dtype), grade in audit.grades.items():
         grades.setdefault(implementation, {})[dtype] = grade
-    return tuple(
+    found = (
         Row(name, results[0].norm, grades.get(name, {}), _count(result.outcome for result in results))
         for name, results in group(audit.results, lambda result: result.implementation).items()
     )
+    return tuple(sorted(found, key=lambda row: not row.judged))
 
 
 def findings(audit: Judged, *outcomes: Outcome) -> tuple[Finding, ...]:
@@ -247,7 +253,7 @@ def _hexadecimal(literal: str, code: Callable[[str], str]) -> str:
 
 def verdict(audit: Judged) -> str:
     """The audit in one sentence."""
-    judged = [row for row in rows(audit) if set(row.counts) != {Outcome.SKIPPED}]
+    judged = [row for row in rows(audit) if row.judged]
     total = number(sum(sum(row.counts.values()) for row in judged), "result")
     if not judged:
         return "Nothing was judged."
