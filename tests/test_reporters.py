@@ -94,9 +94,10 @@ def test_what_was_not_judged_stands_below(audit: Any) -> None:
     """An implementation whose device is missing keeps its row, but no reader has to scroll past it."""
     first = audit.results[0].implementation
     skipped = tuple(dataclasses.replace(r, outcome=Outcome.SKIPPED) if r.implementation == first else r for r in audit.results)
-    names = [row.implementation for row in summary.rows(dataclasses.replace(audit, results=skipped))]
-    assert names[-1] == first
-    assert set(names) == {row.implementation for row in summary.rows(audit)}
+    rows = summary.rows(dataclasses.replace(audit, results=skipped))
+    assert [row.judged for row in rows] == sorted((row.judged for row in rows), reverse=True)
+    assert [row.judged for row in rows if row.implementation == first] == [False]
+    assert {row.implementation for row in rows} == {row.implementation for row in summary.rows(audit)}
 
 
 def test_grades_stand_beside_implementation_and_dtype(audit: Any) -> None:
