@@ -57,8 +57,8 @@ def gradient_shapes(context: Context) -> Iterator[Result]:
     Statement
     ---------
     dx, dweight and dbias are within their bounds for an x of each rank, with short and long axes at every place; for the widths
-    that models have; for hundreds and thousands of rows that are wide as well; and in three threads, whose number does not divide
-    that of the rows.
+    that models have; for hundreds and thousands of rows that are wide as well; in three threads, whose number does not divide
+    that of the rows; and with another eps, number of groups or normalized_shape, where those can be varied.
 
     Why it matters
     --------------
@@ -88,6 +88,9 @@ def gradient_shapes(context: Context) -> Iterator[Result]:
     for shape in dict.fromkeys((*ordinary, *wide)):
         run = functools.cache(functools.partial(_shaped, context, shape))
         yield from _judged(context, "gradient-shapes", run, shown, shape=shape)
+    for other, shape in _others(context):
+        run = functools.cache(functools.partial(_shaped, other, shape))
+        yield from _judged(other, "gradient-shapes", run, shown, shape=shape, regime=str(other.norm))
     if has_threads(context.implementation.framework):
         for shape in shapes(context, [(_ROWS * _THREADS + 1, 64)]):
             run = functools.cache(functools.partial(_threaded, context, shape))
@@ -320,6 +323,24 @@ def _shaped(context: Context, shape: tuple[int, ...]) -> Ran:
     case = _case(context, shape)
     gradient = _gradient(context, case, slopes(context, case))
     return gradient, pulled(context, gradient)
+
+
+def _others(context: Context) -> Iterator[tuple[Context, tuple[int, ...]]]:
+    """The context with another setting of its norm, and a shape for it."""
+    norm: Any = context.norm
+    axis, changes = context.implementation.channel_axis, [{"eps": norm.eps * 1000}]
+    changes += [{"num_groups": 3}] if hasattr(norm, "num_groups") else []
+    changes += [{"normalized_shape": (4, 6)}] if hasattr(norm, "normalized_shape") else []
+    for change in changes:
+        other = context.implementation.with_norm(replace(norm, **change))
+        if other is None:
+            continue
+        try:
+            shape = other.norm.shape_of(12, 24, None, axis)
+        except ValueError:
+            continue
+        if other.refuses(shape) is None:
+            yield replace(context, implementation=other), shape
 
 
 def _threaded(context: Context, shape: tuple[int, ...]) -> Ran:

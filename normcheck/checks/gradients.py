@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 from collections.abc import Callable, Iterator
@@ -327,7 +328,8 @@ def affine_gradients(context: Context) -> Iterator[Result]:
 
     Statement
     ---------
-    With weight=None, bias=None or both, dx and the gradient of what is given exist and are within their bounds.
+    With weight=None, bias=None or both, dx and the gradient of what is given exist and are within their bounds, with few axes and
+    with more.
 
     Why it matters
     --------------
@@ -350,12 +352,19 @@ def affine_gradients(context: Context) -> Iterator[Result]:
     ----------
     Kind K29 of the catalogue of faults, for the backward pass; ml-explore/mlx 3220.
     """
-    shape = context.shape(_ROWS, next((w for w in (16, 33, 64) if context.can_take(w)), context.widths[-1]))
+    width = next((w for w in (16, 33, 64) if context.can_take(w)), context.widths[-1])
     given = [name for name in ("weight", "bias") if context.implementation.takes(name)]
-    for absent in itertools.chain.from_iterable(itertools.combinations(given, n) for n in range(1, len(given) + 1)):
+    absences = itertools.chain.from_iterable(itertools.combinations(given, n) for n in range(1, len(given) + 1))
+    for absent, shape in itertools.product(absences, _of_ranks(context, width)):
         run = functools.cache(functools.partial(_partly, context, shape, absent))
         for name in ("x", *given):
             yield from guarded(context, "affine-gradients", _judge_partly, run, absent, name, regime="standard", shape=shape)
+
+
+def _of_ranks(context: Context, width: int) -> Iterator[tuple[int, ...]]:
+    yield context.shape(_ROWS, width)
+    with contextlib.suppress(SkipCaseError):
+        yield context.shape(_ROWS, width, 4 if context.norm.per_channel else 3)
 
 
 def _partly(context: Context, shape: tuple[int, ...], absent: tuple[str, ...]) -> Ran:

@@ -10,6 +10,7 @@ import numpy as np
 from normcheck.checks.base import Context, SkipCaseError, guarded, register
 from normcheck.checks.cases import Case
 from normcheck.checks.comparing import case_from, equal, finding, held, layouts, mixed, need_sound_base, same_bits, some_shapes
+from normcheck.checks.geometry import shapes
 from normcheck.checks.witness import claimed, pointed, writable
 from normcheck.formats import Array
 from normcheck.implementations import Inputs, LayoutError, frameworks, observe
@@ -18,6 +19,8 @@ from normcheck.results import Outcome, Result, Witness
 
 _FILLS = (float("nan"), 1.0, 0.0)
 _COPIES = 8
+# more rows than a block has, and more elements than a buffer for small inputs would
+_MANY, _LARGE = (150, 40), (130, 257)
 _TRIES = 10  # the allocator need not hand out the very blocks that were freed last
 
 
@@ -28,8 +31,8 @@ def memory_layout(context: Context) -> Iterator[Result]:
     Statement
     ---------
     An input that is transposed, channels-last, every second element or row of a larger array, a slice out of its middle,
-    expanded with stride 0, backwards, or one element away from the start of memory has the result of a contiguous copy. What
-    lies between its elements is NaN.
+    expanded with stride 0, backwards, or one element away from the start of memory has the result of a contiguous copy, for few
+    rows and for many. What lies between its elements is NaN.
 
     Why it matters
     --------------
@@ -53,7 +56,7 @@ def memory_layout(context: Context) -> Iterator[Result]:
     faults).
     """
     need_sound_base(context)
-    for shape in some_shapes(context):
+    for shape in (*some_shapes(context), *shapes(context, [_MANY])):
         for case, output in layouts(context, mixed(context, shape)):
             yield from guarded(context, "memory-layout", _held, case, output, shape=shape, layout=case.inputs.layout)
 
@@ -68,8 +71,9 @@ def inputs_unchanged(context: Context) -> Iterator[Result]:
 
     Statement
     ---------
-    After the call x, residual, weight, bias and, in evaluation, the running statistics hold the bits that they held before. Only
-    what the implementation declares in ``mutates`` may differ; running statistics only in training.
+    After the call x, residual, weight, bias and, in evaluation, the running statistics hold the bits that they held before, for
+    small inputs and for large ones. Only what the implementation declares in ``mutates`` may differ; running statistics only in
+    training.
 
     Why it matters
     --------------
@@ -92,7 +96,7 @@ def inputs_unchanged(context: Context) -> Iterator[Result]:
     ----------
     GeeeekExplorer/nano-vllm 170, sgl-project/sglang 28005, linkedin/Liger-Kernel 376 (kind K21 of the catalogue of faults).
     """
-    for shape in some_shapes(context):
+    for shape in (*some_shapes(context), *shapes(context, [_LARGE])):
         for layout in ("contiguous", "strided") if len(shape) == 2 else ("contiguous",):
             yield from guarded(context, "inputs-unchanged", _unchanged, shape, layout, shape=shape, layout=layout)
 
@@ -132,7 +136,7 @@ def output_aliasing(context: Context) -> Iterator[Result]:
     Statement
     ---------
     y lies in the memory of no input, unless the implementation declares that it writes there, and a second call leaves the
-    result of the first as it is.
+    result of the first as it is, be it small or large.
 
     Why it matters
     --------------
@@ -156,7 +160,7 @@ def output_aliasing(context: Context) -> Iterator[Result]:
     ----------
     GeeeekExplorer/nano-vllm 170, sgl-project/sglang 28005 (kind K21 of the catalogue of faults).
     """
-    for shape in some_shapes(context):
+    for shape in (*some_shapes(context), *shapes(context, [_LARGE])):
         yield from guarded(context, "output-aliasing", _apart, shape, shape=shape)
 
 

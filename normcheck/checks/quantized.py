@@ -13,11 +13,18 @@ from normcheck.checks.base import Context, SkipCaseError, describe, guarded, reg
 from normcheck.checks.cases import Case
 from normcheck.checks.witness import pass_class, place_of, writable
 from normcheck.formats import FORMATS, Array
-from normcheck.implementations import Quantized, natives, require, user_code
+from normcheck.implementations import CallError, LayoutError, Quantized, natives, require, user_code
 from normcheck.implementations.snippets import Script, target_of
 from normcheck.results import Outcome, Result, Witness
 
 _OUTLIERS = (1.0, 10.0, 100.0)
+# a regime of rows, how many, how wide, and how x lies
+_REGIMES = {
+    "standard": ("standard", 16, 256, ""),
+    "outlier": ("outlier", 16, 256, ""),
+    "wide": ("standard", 70, 1051, ""),
+    "strided": ("standard", 16, 256, "strided"),
+}
 _INT8 = 127.0
 _CANDIDATES = (None, "float16", "bfloat16")
 
@@ -40,7 +47,8 @@ def quantized_rounding(context: Context) -> Iterator[Result]:
     Statement
     ---------
     q = RN_q(y/s), or RN_q(RN_m(y)/s) with the declared intermediate dtype m: fused and unfused are then equal. The share of
-    elements in which q differs from RN_q(y/s) is 2**-(p_m - p_q)/2 with an intermediate rounding, and 0 without.
+    elements in which q differs from RN_q(y/s) is 2**-(p_m - p_q)/2 with an intermediate rounding, and 0 without. So it is for
+    more and wider rows than a block takes, and for a strided x.
 
     Why it matters
     --------------
@@ -59,13 +67,13 @@ def quantized_rounding(context: Context) -> Iterator[Result]:
 
     Known exceptions
     ----------------
-    int8 has no relative precision, hence no law of rates.
+    int8 has no relative precision, hence no law of rates. A layout that is refused is left out.
 
     References
     ----------
     Kind K32 of the catalogue of faults: vllm-project/vllm#37838.
     """
-    for regime in ("standard", "outlier"):
+    for regime in _REGIMES:
         yield from guarded(context, "quantized-rounding", _rounded, regime, regime=regime)
 
 
@@ -98,7 +106,7 @@ def quantized_scale(context: Context) -> Iterator[Result]:
     ----------
     Kind K32 of the catalogue of faults.
     """
-    for regime in ("standard", "outlier"):
+    for regime in _REGIMES:
         yield from guarded(context, "quantized-scale", _scaled, regime, regime=regime)
 
 
@@ -157,7 +165,10 @@ def _between(values: Array, intermediate: str | None) -> Array:
 
 
 def _regime_case(context: Context, regime: str) -> Case:
-    case = context.case(regime, context.shape(16, 256 if context.can_take(256) else context.widths[-1]))
+    """The case of a regime; "wide" has more and wider rows, no whole number of vectors, "strided" those of a larger array."""
+    kind, rows, width, layout = _REGIMES[regime]
+    shape = context.shape(rows, width if context.can_take(width) else context.widths[-1])
+    case = context.case(kind, shape, layout=layout or context.layout)
     if not case.errors.judged().any():
         raise SkipCaseError("the rows cannot be judged")
     return case
@@ -165,9 +176,19 @@ def _regime_case(context: Context, regime: str) -> Case:
 
 def _run(context: Context, case: Case) -> tuple[Array, Array]:
     """q as rows (R, D), and the scale of each row, (R, 1)."""
+    inputs = case.inputs
+    try:
+        values = natives(context.implementation, inputs)
+        return _called(context, case, values)
+    except (CallError, LayoutError) as error:
+        if inputs.layout == context.layout:
+            raise
+        raise SkipCaseError(f"x in the layout {inputs.layout!r} is refused: {error}") from None
+
+
+def _called(context: Context, case: Case, values: dict[str, Any]) -> tuple[Array, Array]:
     kind, inputs = _declared(context), case.inputs
     framework = require(context.implementation, context.device)
-    values = natives(context.implementation, inputs)
     names = ("x", "weight", "bias") if context.norm.has_bias else ("x", "weight")
     passed = [values[name] for name in names]
     scale = np.float64(np.float32(np.abs(case.exact).max() * 1.1 / _largest(kind)))

@@ -20,9 +20,9 @@ from normcheck.results import Outcome, Result
 _AROUND = tuple(2**k + step for k in range(4, 11) for step in (-1, 0, 1))
 _WIDE = (2047, 2049, 3000, 4095, 4097, 8191, 8193, 65535, 65536, 65537)
 _WIDTHS = {
-    "quick": (1, 2, 3, 5, 8, 13, 17, 31, 33, 65, 101, 127, 257, 513, 769, 1024, 1025, 4096, 10240),
-    "standard": (*range(1, 14), *_AROUND, *HIDDEN, 769, 1009, *_WIDE),
-    "deep": (*range(1, 140), *_AROUND, *HIDDEN, 769, 1009, *_WIDE, 131071, 131072, 131073, 1000003),
+    "quick": (1, 2, 3, 5, 8, 12, 13, 17, 31, 33, 65, 101, 127, 257, 513, 769, 1024, 1025, 1028, 4096, 10240),
+    "standard": (*range(1, 14), *_AROUND, *HIDDEN, 769, 1009, 1028, *_WIDE),
+    "deep": (*range(1, 140), *_AROUND, *HIDDEN, 769, 1009, 1028, *_WIDE, 131071, 131072, 131073, 1000003),
 }
 _COUNTS = {
     "quick": (1, 2, 3, 7, 9, 31, 33, 129, 257, 1025),

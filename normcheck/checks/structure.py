@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -374,7 +375,7 @@ def optional_affine(context: Context) -> Iterator[Result]:
     Statement
     ---------
     In each of the combinations weight or none, bias or none, the output is that for ones in the place of an absent weight and
-    zeros in the place of an absent bias.
+    zeros in the place of an absent bias; for narrow rows and for wide ones.
 
     Why it matters
     --------------
@@ -397,8 +398,8 @@ def optional_affine(context: Context) -> Iterator[Result]:
     pytorch/pytorch 69208 and 108048, flagos-ai/FlagGems 323, torch-spyre 1980 (kind K29 of the catalogue of faults).
     """
     need_sound_base(context)
-    shape = _shape(context)
-    for absent in ({"weight"}, {"bias"}, {"weight", "bias"}):
+    both = dict.fromkeys((_shape(context), _shape(context, 1028)))
+    for shape, absent in itertools.product(both, ({"weight"}, {"bias"}, {"weight", "bias"})):
         if "bias" not in absent or context.implementation.takes("bias"):
             yield from guarded(context, "optional-affine", _without, shape, absent, regime=_named(absent), shape=shape)
 

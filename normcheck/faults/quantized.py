@@ -32,7 +32,7 @@ def _role(**options: Any) -> Callable[[Callable[..., Any]], dict[str, Any]]:
 _FP8 = _role()
 _E5M2 = _role(dtype="float8_e5m2")
 _BY_BFLOAT16 = _role(intermediate="bfloat16")
-_INT8 = _role(dtype="int8", per_row=True)
+INT8 = _role(dtype="int8", per_row=True)
 
 
 def _fp8(y: Tensor) -> Tensor:
@@ -67,7 +67,7 @@ def norm_then_float8(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
     return _fp8(_wide(x, weight).bfloat16().float() / scale)
 
 
-@sound_norm(RMS_NORM, role=_INT8, warns=("overflow",))
+@sound_norm(RMS_NORM, role=INT8, warns=("overflow",))
 def norm_and_int8_by_row(x: Tensor, weight: Tensor) -> _Pair:
     """Each row is scaled by its largest value."""
     y = _wide(x, weight)
@@ -93,7 +93,7 @@ def intermediate_rounding_left_out(x: Tensor, weight: Tensor, scale: Tensor) -> 
     return _fp8(_wide(x, weight) / scale)
 
 
-@fault("K32", "vllm-project/vllm#37838", norm=RMS_NORM, role=_INT8, expected=(*_ROUNDING, "quantized-noise"))
+@fault("K32", "vllm-project/vllm#37838", norm=RMS_NORM, role=INT8, expected=(*_ROUNDING, "quantized-noise"))
 def truncation_to_int8(x: Tensor, weight: Tensor) -> _Pair:
     """The cast to int8 rounds toward zero."""
     import torch
@@ -103,7 +103,7 @@ def truncation_to_int8(x: Tensor, weight: Tensor) -> _Pair:
     return (y / scale).to(torch.int8), scale
 
 
-@fault("K32", "vllm-project/vllm#37838", norm=RMS_NORM, role=_INT8, expected=_SCALE)
+@fault("K32", "vllm-project/vllm#37838", norm=RMS_NORM, role=INT8, expected=_SCALE)
 def scale_of_the_whole_tensor(x: Tensor, weight: Tensor) -> _Pair:
     """All rows have the scale of the largest one."""
     y = _wide(x, weight)
@@ -111,14 +111,14 @@ def scale_of_the_whole_tensor(x: Tensor, weight: Tensor) -> _Pair:
     return _int8(y, scale), scale
 
 
-@fault("K32", "vllm-project/vllm#37838", norm=RMS_NORM, role=_INT8, expected=_SCALE)
+@fault("K32", "vllm-project/vllm#37838", norm=RMS_NORM, role=INT8, expected=_SCALE)
 def scale_before_the_weight(x: Tensor, weight: Tensor) -> _Pair:
     """The scale is that of the standardized row, without the weight: large weights saturate."""
     scale = _wide(x, None).abs().amax(-1, keepdim=True) / 127
     return _int8(_wide(x, weight), scale), scale
 
 
-@fault("K32", "vllm-project/vllm#37838", norm=RMS_NORM, role=_INT8, expected=_ROUNDING)
+@fault("K32", "vllm-project/vllm#37838", norm=RMS_NORM, role=INT8, expected=_ROUNDING)
 def scale_rounded_where_it_is_used(x: Tensor, weight: Tensor) -> _Pair:
     """The quotient takes the scale in bfloat16, and what is returned is the one in float32."""
     y = _wide(x, weight)
