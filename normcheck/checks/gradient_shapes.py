@@ -91,10 +91,12 @@ def gradient_shapes(context: Context) -> Iterator[Result]:
     for other, shape in _others(context):
         run = functools.cache(functools.partial(_shaped, other, shape))
         yield from _judged(other, "gradient-shapes", run, shown, shape=shape, regime=str(other.norm))
-    if has_threads(context.implementation.framework):
+    framework = context.implementation.framework
+    if has_threads(framework):
+        way = _IN_THREADS if framework == "torch" else ()
         for shape in shapes(context, [(_ROWS * _THREADS + 1, 64)]):
             run = functools.cache(functools.partial(_threaded, context, shape))
-            yield from _judged(context, "gradient-shapes", run, shown, shape=shape, regime=f"{_THREADS} threads", way=_IN_THREADS)
+            yield from _judged(context, "gradient-shapes", run, shown, shape=shape, regime=f"{_THREADS} threads", way=way)
 
 
 @register("gradient-linearity", applies=_needs_gradients, requires=_REQUIRES)
