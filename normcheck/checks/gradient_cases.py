@@ -39,6 +39,7 @@ class GradientCase:
     errors : the quantities from which bounds follow
     layout : of dy in memory
     implementation : whose it is
+    unused : whether the backward pass starts from the returned residual alone
     """
 
     case: Case
@@ -47,6 +48,7 @@ class GradientCase:
     errors: GradientErrors
     layout: str
     implementation: Implementation
+    unused: bool = False
 
     @functools.cached_property
     def exact(self) -> Mapping[str, Exact]:
@@ -183,6 +185,7 @@ def pulled(
             layout=gradient.layout,
             passes=passes,
             of=of,
+            unused=gradient.unused,
             **how,
         )
     except CallError as error:
@@ -213,6 +216,7 @@ def pulled_text(
         layout=gradient.layout,
         tolerance=tolerance,
         dresidual=None if gradient.dresidual is None else case.fold.unfold(gradient.dresidual),
+        unused=gradient.unused,
         **how,
     )
 

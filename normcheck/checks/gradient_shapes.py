@@ -266,7 +266,7 @@ def gradient_subsets(context: Context) -> Iterator[Result]:
 
     if context.implementation.residual:
         run, ends = functools.cache(functools.partial(_unused, context, shape)), ("x", "residual")
-        yield from _judged(context, "gradient-subsets", run, shown, shape=shape, regime="of the residual alone", of=ends, way=())
+        yield from _judged(context, "gradient-subsets", run, shown, shape=shape, regime="of the residual alone", of=ends)
 
 
 def _has(context: Context, name: str) -> bool:
@@ -370,4 +370,5 @@ def _partial(context: Context, shape: tuple[int, ...], of: tuple[str, ...]) -> R
 def _unused(context: Context, shape: tuple[int, ...]) -> Ran:
     case = with_residual(context, context.case("standard", shape))
     gradient = gradient_case(context, case, np.zeros(case.rows.shape), slopes(context, case, 1))
-    return gradient, pulled(context, gradient, of=("x", "residual"), unused=True)
+    gradient = replace(gradient, unused=True)
+    return gradient, pulled(context, gradient, of=("x", "residual"))

@@ -22,7 +22,8 @@ _OUTLIERS = (1.0, 10.0, 100.0)
 _REGIMES = {
     "standard": ("standard", 16, 256, ""),
     "outlier": ("outlier", 16, 256, ""),
-    "wide": ("standard", 70, 1051, ""),
+    "many": ("standard", 70, 40, ""),
+    "wide": ("standard", 3, 1051, ""),
     "strided": ("standard", 16, 256, "strided"),
 }
 _INT8 = 127.0
@@ -165,7 +166,7 @@ def _between(values: Array, intermediate: str | None) -> Array:
 
 
 def _regime_case(context: Context, regime: str) -> Case:
-    """The case of a regime; "wide" has more and wider rows, no whole number of vectors, "strided" those of a larger array."""
+    """The case of a regime; that of "wide" rows is no whole number of vectors."""
     kind, rows, width, layout = _REGIMES[regime]
     shape = context.shape(rows, width if context.can_take(width) else context.widths[-1])
     case = context.case(kind, shape, layout=layout or context.layout)

@@ -188,9 +188,9 @@ def quantized_rows_beyond_a_block(x: Tensor, weight: Tensor) -> tuple[Tensor, Te
 
 
 @fault("K32", "after vllm-project/vllm#37838", norm=RMS_NORM, role=INT8, expected=("quantized-scale",))
-def quantized_by_the_first_thousand(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """A row's scale is that of its first 1024 elements."""
-    return _int8(x, weight, 1024)
+def quantized_by_the_first_block(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """A row's scale is that of its first 512 elements."""
+    return _int8(x, weight, 512)
 
 
 @fault("K32", "after ModelTC/LightLLM#1467", norm=RMS_NORM, role=INT8, expected=("quantized-rounding", "quantized-scale"))

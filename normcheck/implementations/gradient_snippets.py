@@ -35,12 +35,13 @@ def gradient_snippet(
     way: Sequence[str] = PLAIN,
     form: tuple[tuple[int, ...], str] | None = None,
     figure: str = "",
+    unused: bool = False,
 ) -> str:
     """Python source that runs one backward pass again, as `snippet` does for a call, and looks at an element of a gradient.
 
     Parameters
     ----------
-    implementation, inputs, dy, dtype, layout, dresidual, passes : as for `normcheck.implementations.backward`
+    implementation, inputs, dy, dtype, layout, dresidual, passes, unused : as for `normcheck.implementations.backward`
     name : of the input whose gradient is shown; y for dy itself, as it is after the pass
     index, expected, tolerance : of the element, its certified value, and how far from it it may be
     claim, way : see `Script.element` and `Script.call`
@@ -55,7 +56,7 @@ def gradient_snippet(
     if callable(implementation.grad):
         shown = _by_function(script, inputs, slopes, name)
     else:
-        shown = _by_tape(script, inputs, slopes, name, passes, way)
+        shown = _by_tape(script, inputs, slopes, name, passes, way, unused)
     if form is not None:
         return script.add(f"gradient = {shown}").form(form, "gradient").text
     if figure:
@@ -109,7 +110,9 @@ def _by_function(script: Script, inputs: Inputs, slopes: Sequence[str], name: st
     return f'grads["{name}"]'
 
 
-def _by_tape(script: Script, inputs: Inputs, slopes: Sequence[str], name: str, passes: int, way: Sequence[str]) -> str:
+def _by_tape(
+    script: Script, inputs: Inputs, slopes: Sequence[str], name: str, passes: int, way: Sequence[str], unused: bool
+) -> str:
     """Lines of a backward pass by torch's tape, and the expression of the gradient."""
     implementation = script.implementation
     module = implementation.module is not None and name in ("weight", "bias") and name not in implementation.passes
@@ -123,7 +126,7 @@ def _by_tape(script: Script, inputs: Inputs, slopes: Sequence[str], name: str, p
         script.lines[before:] = lines
         return shown
     script.call(inputs, (f"{leaf}.requires_grad_()", *way), **own)
-    ends = ["y", script.of("new_residual")][: len(slopes)]
+    ends, slopes = ["y", script.of("new_residual")][unused : len(slopes)], slopes[unused:]
     for left in range(passes, 0, -1):
         kept = ", retain_graph=True" * (left > 1)
         script.add(f"torch.autograd.backward([{', '.join(ends)}], [{', '.join(slopes)}]{kept})")
