@@ -395,6 +395,15 @@ def test_an_ordinary_regime_passes():
     assert result.measures["output_headroom"] > 120
 
 
+def test_rows_with_nan_say_nothing_of_eps():
+    """The regime is that of the finite rows; that others are not is told beside it."""
+    x = torch.randn(4, 64, generator=torch.Generator().manual_seed(0))
+    x[1, 3] = float("nan")
+    result = by_layer(only(nn.Sequential(nn.LayerNorm(64)), x), REGIME)["0"]
+    assert result.measures["eps_share"] < 1e-3
+    assert "x holds 1 NaN or inf" in result.message
+
+
 def test_rows_of_zeros_are_in_the_regime_of_eps():
     """A row without spread is all eps; zeros are no outlier and have infinitely much room."""
     result = by_layer(only(nn.Sequential(nn.LayerNorm(8)), torch.zeros(2, 8)), REGIME)["0"]

@@ -369,7 +369,8 @@ def guarded(context: Context, check: str, judge: Callable[..., Result | None], *
     except CallError as error:
         if _may_refuse(context, where.get("shape")):
             return
-        hint = f"; where that is meant, widths= (--width) or ranks= say so [{where['shape']}]" if where.get("shape") else ""
+        shape = where.get("shape")
+        hint = f"; where that is meant, widths= (--width) or ranks= (--rank) say so [{shape}]" if shape else ""
         yield context.result(check, Outcome.BROKEN, f"call raised {error}{hint}", witness=raised(error), **where)
     except FormError as error:
         yield context.result(check, Outcome.FAILED, str(error), witness=raised(error), **where)

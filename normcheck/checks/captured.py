@@ -115,12 +115,13 @@ def captured_case(context: Context, captured: Captured) -> Case:
 
 
 def regime_of(context: Context, captured: Captured) -> dict[str, float]:
-    """How the rows lie: the largest mean/std, share of one element in the squares, max|x|/rms and eps/(v+eps) of any row, and
+    """How the finite rows lie: the largest mean/std, share of one element in the squares, max|x|/rms and eps/(v+eps) of any, and
     how many doublings of x its squares, and of y, are away from overflow.
     """
     fold = context.norm.fold(captured.inputs.x.shape, context.implementation.channel_axis)
     rows, limit = fold.fold(captured.inputs.x), context.x_format.max
-    finite = rows[np.isfinite(rows).all(axis=1)]
+    whole = np.isfinite(rows).all(axis=1)
+    finite = rows[whole]
     with np.errstate(all="ignore"):
         largest = np.abs(finite).max(axis=1, initial=0.0)
         safe = np.where(largest > 0, largest, 1.0)[:, None]
@@ -128,7 +129,7 @@ def regime_of(context: Context, captured: Captured) -> dict[str, float]:
         squares = (scaled**2).sum(axis=1)
         mean, std = scaled.mean(axis=1), scaled.std(axis=1)
         certified = captured_case(context, captured).certified
-        root = certified.sigma / certified.scale
+        root = (certified.sigma / certified.scale)[whole]
         rms = np.sqrt(squares / max(fold.width, 1))
         top, high = float(largest.max(initial=0.0)), float(np.nanmax(np.abs(captured.y), initial=0.0))
         return {

@@ -50,7 +50,7 @@ def output_form(context: Context) -> Iterator[Result]:
     try:
         output = call(context.implementation, case.inputs)
     except CallError as error:
-        hint = f"where {context.dtype} or this shape is not meant, dtypes= (--dtype), widths= (--width) or ranks= say so"
+        hint = f"where {context.dtype} or this shape is not meant, dtypes= (--dtype), widths= (--width) or ranks= (--rank) say so"
         text = f"call raised {error}; {hint} [{describe(case)}]"
         yield context.result("output-form", Outcome.BROKEN, text, regime="standard", shape=shape, witness=raised(error))
         return

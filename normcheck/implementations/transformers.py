@@ -196,6 +196,4 @@ def _row(name: str, layer: Layer, norm: Norm, formula: Formula | None = None, **
         options |= {"contract": formula.contract, "affine": affine if norm.has_bias else bool(formula.parameters)}
         options |= {"dtypes": FLOATS[formula.upcasts :], "weight_dtype": "float32" if formula.wide_parameters else None}
         options |= {"training": False} if formula.given else {}
-    return Implementation(
-        norm=norm, name=name, module=layer, devices=DEVICES, requires=PACKAGE, validates=False, **options
-    )
+    return Implementation(norm=norm, name=name, module=layer, devices=DEVICES, requires=PACKAGE, validates=False, **options)
