@@ -20,8 +20,9 @@ product cost 6u (5u without a mean); hardware reciprocal roots of 2 ulp make it 
 **Application.** Instead of c*r a kernel may compute x*r - mu*r, which costs ``u*r*(|x|+|mu|)`` per element, and may fold the
 affine bias into the same constant, ``u*|b|``. Weight and bias cost u each of their results. A weight with an offset costs one
 addition more: u of the sum where offset and weight are added first, and u of the product where weight*n is added to offset*n.
-With given statistics tau and delta vanish and ``u*r*(|x|+2|mu|)`` covers scale and shift prepared ahead without a fused
-multiply-add.
+With given statistics tau and delta vanish, and kernels prepare a scale s = w*r and a shift t = b - mu*r*w ahead. The two products
+need not share their roundings: s costs u, x*s another, mu*r*w two, t one of |b| + |mu*r*w|, which without a fused multiply-add
+makes ``u*r*(2|x|+3|mu|)``.
 
 **Underflow.** Each product or quotient below the normal range loses up to eta, once for n, once times |w|, and once for y where
 the output format is the compute format. A weight that multiplies c before the division loses eta there, which 1/S enlarges. Where
@@ -227,7 +228,9 @@ class RowErrors:
         if not self.standardization.center:
             return np.zeros(1)
         applied = np.abs(self.rows)
-        applied += (2 if self.given else 1) * np.abs(self.certified.mean)[:, None]
+        if self.given:
+            applied *= 2
+        applied += (3 if self.given else 1) * np.abs(self.certified.mean)[:, None]
         applied /= self.certified.scale[:, None]
         applied *= self.compute.u
         return applied

@@ -284,9 +284,27 @@ def test_given_statistics_have_no_common_mode() -> None:
     certified = certify(rows, std, mean=rows.mean(axis=1), variance=np.ones(4))
     errors = RowErrors(rows, certified, std, F32, given=True)
     assert (errors.tau(allowed) == 0).all()
-    applied = F32.u * (np.abs(rows) + 2 * np.abs(rows.mean(axis=1, keepdims=True)))
+    applied = F32.u * (2 * np.abs(rows) + 3 * np.abs(rows.mean(axis=1, keepdims=True)))
     limit = applied + 9 * F32.u * np.abs(certified.hi)
     assert (errors.bound(allowed) <= limit * (1 + 4 * F32.u * (4097 + 9)) + math.ldexp(1.0, -140)).all()
+
+
+def test_a_shift_that_shares_no_rounding_with_the_scale_is_within_the_bound() -> None:
+    """x*(w/S) + (b - (mu*w)/S) in float32: five roundings of |x*w/S| and |mu*w/S| that do not cancel where x is near mu."""
+    rng = np.random.default_rng(0)
+    count = 100_000
+    x, mean = F32.round(1000 + rng.standard_normal((2, count, 1)))
+    variance = F32.round(rng.uniform(0.5, 2.0, (count, 1)))
+    weight, bias = F32.round(rng.uniform(1.0, 2.0, (count, 1))), F32.round(rng.standard_normal((count, 1)))
+    std = standardization()
+    certified = certify(x, std, weight, bias, mean=mean[:, 0], variance=variance[:, 0])
+    errors = RowErrors(x, certified, std, F32, weight=weight, bias=bias, given=True)
+    x32, m32, v32, w32, b32 = (part.astype(np.float32) for part in (x, mean, variance, weight, bias))
+    root = np.sqrt(v32 + np.float32(1e-5))
+    output = (x32 * (w32 / root) + (b32 - m32 * w32 / root)).astype(np.float64)
+    verdict = judge(output, certified, errors.bound(error_class("strict", 1, True)), F32, errors.judged())
+    assert verdict.judged.all()
+    assert 0.5 < verdict.worst_ratio <= 1
 
 
 @pytest.mark.parametrize("width", [8, 64])

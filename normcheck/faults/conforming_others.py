@@ -162,6 +162,18 @@ def folded_evaluation(x: Tensor, weight: Tensor, bias: Tensor, running_mean: Ten
     return (x.float() * per_channel(scale, x) + per_channel(shift, x)).to(x.dtype)
 
 
+@sound_norm(BatchNorm(), training=False)
+def shift_by_a_product_of_its_own(
+    x: Tensor, weight: Tensor, bias: Tensor, running_mean: Tensor, running_var: Tensor, eps: float
+) -> Tensor:
+    """Evaluation: the shift is formed from mean and weight, not from the rounded scale."""
+    root = (running_var.float() + eps).sqrt()
+    wide = None if weight is None else weight.float()  # once: two casts would round two parts of its gradient
+    scale = affine(1 / root, wide)
+    shift = affine(affine(-running_mean.float(), wide) / root, None, bias)
+    return (x.float() * per_channel(scale, x) + per_channel(shift, x)).to(x.dtype)
+
+
 @sound_norm(RMSNorm(eps=1e-6, weight_offset=1.0), warns=(*_OVERFLOW, "signed-zeros"))
 def offset_added_to_the_product(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """n + w*n, without 1 + w: where w is near -1 two numbers of the size of n cancel."""
