@@ -9,13 +9,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatchcase
 from importlib import metadata, resources
-from typing import Any
+from typing import Any, TypeVar
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from normcheck.regimes import WIDTHS
 from normcheck.results import Outcome, Result
 
+T = TypeVar("T")
 _PROFILES = tuple(WIDTHS)
 _EXPECTED = (Outcome.FAILED, Outcome.BROKEN, Outcome.CRASHED)
 
@@ -52,10 +53,6 @@ class Entry:
     script: str = ""
     profile: str = "quick"
     warning: bool = False
-
-    def names(self, implementation: str, check: str) -> bool:
-        """Whether the entry speaks of this check on this implementation."""
-        return _matches(implementation, self.implementation) and _matches(check, self.check)
 
     def expects(self, result: Result, versions: Mapping[str, str] | None = None) -> bool:
         """Whether the entry speaks of this result, in these versions of libraries; None for those that are installed."""
@@ -112,7 +109,8 @@ def apply(
     done = list(results)
     of = _by_implementation_and_check(done)
     for entry in entries() if ledger is None else ledger:
-        places = [i for key, members in of.items() if entry.names(*key) for i in members if entry.expects(done[i], versions)]
+        named = (members for checks in _meant(of, entry.implementation) for members in _meant(checks, entry.check))
+        places = sorted(i for members in named for i in members if entry.expects(done[i], versions))
         for i in (i for i in places if done[i].outcome in entry.outcomes):
             done[i] = replace(done[i], outcome=done[i].outcome if entry.warning else Outcome.XFAILED, ledger=entry.text)
         seen = any(done[i].outcome in (Outcome.XFAILED, Outcome.WARNED) for i in places)
@@ -139,11 +137,20 @@ def _excused(result: Result, name: str) -> Result:
     return replace(apply([replace(result, implementation=name)])[0], implementation=result.implementation)
 
 
-def _by_implementation_and_check(results: Iterable[Result]) -> dict[tuple[str, str], list[int]]:
-    of: dict[tuple[str, str], list[int]] = {}
+def _by_implementation_and_check(results: Iterable[Result]) -> dict[str, dict[str, list[int]]]:
+    of: dict[str, dict[str, list[int]]] = {}
     for i, result in enumerate(results):
-        of.setdefault((result.implementation, result.check), []).append(i)
+        of.setdefault(result.implementation, {}).setdefault(result.check, []).append(i)
     return of
+
+
+def _meant(of: Mapping[str, T], pattern: str) -> Iterator[T]:
+    """The members of the names that a pattern stands for."""
+    if "*" not in pattern and pattern:
+        names: Iterable[str] = (pattern,) if pattern in of else ()
+    else:
+        names = (name for name in of if _matches(name, pattern))
+    return (of[name] for name in names)
 
 
 def _expanded(data: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

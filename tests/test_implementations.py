@@ -526,7 +526,7 @@ def test_a_package_beside_the_framework_is_told_too(monkeypatch):
     """What requires a package that is not there is left out of discovery, and told with the line that installs it."""
     lacking = numpy_implementation(abs, name="lacking", requires="no-such-package")
     ready = numpy_implementation(abs, name="ready", requires="numpy")
-    monkeypatch.setattr(registry, "_registered", lambda: (lacking, ready))
+    monkeypatch.setattr(registry, "_registered", lambda: {one.name: one for one in (lacking, ready)})
     line = "no-such-package is not installed; pip install no-such-package"
     assert [found.name for found in implementations("numpy")] == ["ready"]
     assert left_out("numpy") == (line,)

@@ -149,6 +149,8 @@ def test_empty_arrays() -> None:
 
 X = np.ones((2, 4), np.float32)
 STORED = Contract(residual_rounding="storage")
+
+
 class Foreign:
     """Stands for a tensor of another library that numpy cannot hold."""
 

@@ -10,7 +10,7 @@ import signal
 import sysconfig
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -19,6 +19,7 @@ from typing import Any
 
 from normcheck.checks import Check, Context
 from normcheck.engine import worker
+from normcheck.engine.units import AHEAD
 from normcheck.implementations.targets import describe
 from normcheck.results import Outcome, Result
 
@@ -90,13 +91,16 @@ class Lane:
         """End the worker and whatever it has started."""
         self.close()
 
-    def perform(self, check: Check, context: Context, seconds: float | None = None, ahead: Sequence[Check] = ()) -> list[Result]:
+    def perform(
+        self, check: Check, context: Context, seconds: float | None = None, ahead: Callable[[], Sequence[Check]] = tuple
+    ) -> list[Result]:
         """The results of a check that is run in the worker; a process that dies or hangs is a result as well.
 
         Parameters
         ----------
         seconds : that it may take; None for the limit
-        ahead : checks that will be asked for next, in this order: the worker goes on with them without waiting to be asked
+        ahead : tells the checks that will be asked for next, in this order: the worker goes on with them without waiting to be
+            asked
 
         Raises
         ------
@@ -110,9 +114,10 @@ class Lane:
             return [unsent(context, check, error)]
         self._start()
         began = time.monotonic()
-        for one in (check, *ahead):
-            if one.id not in self._asked:
-                self._asked[one.id] = self._pool.schedule(worker.judge, (payload, one.id, limit), timeout=limit + _GRACE)
+        if check.id not in self._asked or len(self._asked) <= AHEAD // 2:
+            for one in (check, *ahead()):
+                if one.id not in self._asked:
+                    self._asked[one.id] = self._pool.schedule(worker.judge, (payload, one.id, limit), timeout=limit + _GRACE)
         try:
             found = self._wait(self._asked.pop(check.id))
         except (_Gone, TimeoutError, BrokenProcessPool) as end:

@@ -120,11 +120,11 @@ def _lead(jobs: Jobs, limits: Limits, stop: threading.Event, found: queue.Queue[
 def _done(jobs: Jobs, job: Job, lane: Lane) -> Iterator[Done]:
     course = jobs.courses[job.unit]
     for number in job.numbers:
-        ahead = course.ahead(number, job.numbers)
 
-        def perform(check: Check, context: Context, ahead: Sequence[Check] = ahead) -> list[Result]:
+        def perform(check: Check, context: Context, number: int = number) -> list[Result]:
             limit, left = lane.limits.time(context.profile), jobs.remaining
-            return lane.perform(check, context, limit if left is None else min(limit, left), ahead)
+            seconds = limit if left is None else min(limit, left)
+            return lane.perform(check, context, seconds, lambda: course.ahead(number, job.numbers))
 
         results = course.step(number, perform)
         if not (jobs.over and any(result.outcome is Outcome.TIMEOUT for result in results)):

@@ -22,7 +22,7 @@ import numpy as np
 
 from normcheck.checks import Check, Context, checks, run_check
 from normcheck.engine.units import settle
-from normcheck.implementations import Implementation, implementations
+from normcheck.implementations import Implementation, discovered
 from normcheck.implementations.calls import place
 from normcheck.implementations.targets import describe
 from normcheck.results import Outcome, Result
@@ -60,7 +60,7 @@ def encode(context: Context) -> bytes:
     """
     implementation = context.implementation
     rest = replace(context, implementation=None)  # type: ignore[arg-type]
-    if any(known is implementation for known in implementations()):
+    if discovered(implementation.name) is implementation:
         return bytes(cloudpickle.dumps((_ByName(implementation.name), rest)))
     with contextlib.ExitStack() as stack:
         for module in _unreachable(implementation):
@@ -71,13 +71,19 @@ def encode(context: Context) -> bytes:
 
 @functools.lru_cache(maxsize=2)
 def decode(payload: bytes) -> Context:
-    """The inverse of `encode`."""
+    """The inverse of `encode`.
+
+    Raises
+    ------
+    LookupError : for an implementation that is not discovered in this process
+    """
     source: Any
     context: Context
     source, context = cloudpickle.loads(payload)
-    if isinstance(source, _ByName):
-        source = next(known for known in implementations() if known.name == source.name)
-    return replace(context, implementation=source)
+    found = discovered(source.name) if isinstance(source, _ByName) else source
+    if found is None:
+        raise LookupError(f"{source.name} is not among the implementations of this process")
+    return replace(context, implementation=found)
 
 
 def prepare(output: Any) -> None:

@@ -8,6 +8,7 @@ from normcheck.implementations.gradient_snippets import gradient_snippet
 from normcheck.implementations.gradients import Gradients, backward, backward_twice, differentiable
 from normcheck.implementations.registry import (
     RegistrationError,
+    discovered,
     frameworks,
     implementations,
     left_out,
@@ -42,6 +43,7 @@ __all__ = [
     "call",
     "decode",
     "differentiable",
+    "discovered",
     "encode",
     "frameworks",
     "gradient_snippet",

@@ -67,7 +67,12 @@ def implementations(framework: str | None = None) -> tuple[Implementation, ...]:
         line = frameworks()[framework].available()
         if line is not None:
             raise MissingPackageError(_lacks(framework, line))
-    return tuple(found for found in _registered() if framework in (None, found.framework) and not missing(found))
+    return tuple(found for found in _registered().values() if framework in (None, found.framework) and not missing(found))
+
+
+def discovered(name: str) -> Implementation | None:
+    """The implementation that was discovered under a name, whether its packages are there or not."""
+    return _registered().get(name)
 
 
 def missing(implementation: Implementation) -> str:
@@ -83,7 +88,7 @@ def left_out(framework: str | None = None) -> tuple[str, ...]:
     """Which packages are missing, with the lines that install them, and so keep implementations (of a framework) out."""
     adapters = {name: adapter.available() for name, adapter in frameworks().items() if framework in (None, name)}
     whole = [_lacks(name, line) for name, line in adapters.items() if line is not None]
-    rest = [missing(found) for found in _registered() if framework in (None, found.framework)]
+    rest = [missing(found) for found in _registered().values() if framework in (None, found.framework)]
     return tuple(dict.fromkeys([*whole, *filter(None, rest)]))
 
 
@@ -112,17 +117,17 @@ def _modules() -> Iterator[ModuleType]:
 
 
 @functools.cache
-def _registered() -> tuple[Implementation, ...]:
+def _registered() -> dict[str, Implementation]:
     places: dict[str, str] = {}
-    found = []
+    found = {}
     for place, provide in _sources():
         for implementation in _provided(place, provide):
             if implementation.name in places:
                 taken = places[implementation.name]
                 raise RegistrationError(f"{place}: the name {implementation.name!r} is taken by {taken}")
             places[implementation.name] = place
-            found.append(implementation)
-    return tuple(found)
+            found[implementation.name] = implementation
+    return found
 
 
 def _sources() -> Iterator[tuple[str, Callable[[], Any]]]:
