@@ -286,6 +286,10 @@ class Check:
         sweeps = self.sweeps and context.implementation.static and context.profile == "quick"
         return "every shape is compiled anew: judged in the profiles standard and deep" if sweeps else ""
 
+    def needless(self, context: Context) -> str:
+        """Why it is not run in a context, which can be told without any call; or ``""``."""
+        return self.unaffordable(context) or self.applies(context)
+
 
 _REGISTRY: dict[str, Check] = {}
 
@@ -335,7 +339,7 @@ def _depth(check: Check) -> int:
 
 def run_check(check: Check, context: Context) -> list[Result]:
     """All results of a check in a context; what raises becomes a result, except an interrupt."""
-    reason = check.unaffordable(context) or check.applies(context)
+    reason = check.needless(context)
     if reason:
         return [context.result(check.id, Outcome.SKIPPED, reason)]
     results: list[Result] = []

@@ -80,8 +80,10 @@ class Course:
 
     def reason(self, number: int) -> str:
         """Why a check is not run, or ``""``."""
-        roots = sorted(set(self.failed) & set(self.unit.checks[number].requires))
-        return self.missing or (f"{roots[0]} {self.failed[roots[0]]}" if roots else "")
+        check = self.unit.checks[number]
+        roots = sorted(set(self.failed) & set(check.requires))
+        found = f"{roots[0]} {self.failed[roots[0]]}" if roots else ""
+        return self.missing or found or check.needless(self.unit.context)
 
     def ahead(self, number: int, numbers: Sequence[int]) -> list[Check]:
         """The checks behind one that will be run whatever comes of it: all that they build upon has passed."""
