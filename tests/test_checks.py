@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 
 from normcheck import BatchNorm, Contract, Implementation, LayerNorm, Norm, RMSNorm
-from normcheck.checks import HEADINGS, Context, checks, register, run_check
+from normcheck.checks import HEADINGS, Context, SkipCaseError, checks, register, run_check
 from normcheck.checks.accuracy import _message as accuracy_message
+from normcheck.implementations import frameworks
+from normcheck.implementations.numpy import Numpy
 from normcheck.results import Outcome, Result, Severity
 
 Call = Callable[..., Any]
@@ -198,6 +200,28 @@ def test_what_a_check_builds_upon_is_run_before_it() -> None:
     """All that it requires comes first, in whatever module it is."""
     order = list(checks())
     assert all(order.index(root) < order.index(id_) for id_, check in checks().items() for root in check.requires)
+
+
+def test_inputs_that_a_device_has_no_room_for_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Widths and shapes end where eight arrays in the arithmetic's format would not fit the memory that is free."""
+    whole = context(lambda x, weight, bias: x, LN, dtype="float16").widths
+    monkeypatch.setattr(Numpy, "free_memory", lambda self, device: 8 * 4 * 1024, raising=False)
+    small = context(lambda x, weight, bias: x, LN, dtype="float16")
+    assert small.widths == tuple(width for width in whole if width <= 1024) != whole
+    assert small.shape(4, 256) == (4, 256)
+    with pytest.raises(SkipCaseError, match=r"^32,800 bytes may be needed, but cpu has 32,768 free$"):
+        small.shape(1, 1025)
+
+
+def test_torch_tells_what_is_free_on_accelerators_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The memory of the CPU is the engine's to limit."""
+    torch = pytest.importorskip("torch")
+    adapter = frameworks()["torch"]
+    assert adapter.free_memory("xpu") is None or torch.xpu.is_available()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (123, 456))
+    assert adapter.free_memory("cuda") == 123
+    assert adapter.free_memory("cpu") is None
 
 
 def test_sweeps_over_shapes_are_left_to_thorough_profiles_where_shapes_are_compiled() -> None:

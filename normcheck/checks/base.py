@@ -18,7 +18,7 @@ import numpy as np
 
 from normcheck.checks.cases import Case, make_case, numerics, regime_case, with_statistics
 from normcheck.formats import Array, Format, format_of
-from normcheck.implementations import CallError, Implementation, Inputs, Output, call, snippet
+from normcheck.implementations import CallError, Implementation, Inputs, Output, call, frameworks, snippet
 from normcheck.norms import Norm
 from normcheck.regimes import WIDTHS, weights
 from normcheck.results import Outcome, Result, Witness
@@ -35,6 +35,11 @@ class FormError(Exception):
     """
 
     snippet = ""
+
+
+_HELD = 8
+"""Arrays of x's shape in the arithmetic's format that a forward and a backward pass may hold: x, y, their gradients, and wide
+copies of each."""
 
 
 class SkipCaseError(Exception):
@@ -150,10 +155,22 @@ class Context:
             except ValueError as error:
                 refused = str(error)
                 continue
-            refused = self.implementation.refuses(shape) or ""
+            refused = self.implementation.refuses(shape) or self._crowded(math.prod(shape))
             if not refused:
                 return shape
         raise SkipCaseError(refused)
+
+    @functools.cached_property
+    def _free(self) -> int | None:
+        free: Callable[[str], int | None] | None = getattr(frameworks()[self.implementation.framework], "free_memory", None)
+        return None if free is None else free(self.device)
+
+    def _crowded(self, size: int) -> str:
+        """Why the device has no room for an x of so many elements, or ``""``."""
+        need = size * _HELD * np.dtype(self.compute.dtype).itemsize
+        if self._free is None or need <= self._free:
+            return ""
+        return f"{need:,} bytes may be needed, but {self.device} has {self._free:,} free"
 
     def case(self, regime: str, shape: tuple[int, ...], layout: str | None = None) -> Case:
         """The case of a regime in this context, with random weights and biases as far as they are taken."""

@@ -12,7 +12,8 @@ from normcheck.formats import Array
 class Framework(Protocol):
     """An adapter: how one framework holds arrays. One file each; nothing is imported before it is asked for.
 
-    One whose arrays cannot be written into says so by an attribute ``immutable`` that is True.
+    One whose arrays cannot be written into says so by an attribute ``immutable`` that is True. One that knows how many bytes are
+    free on a device tells by a method ``free_memory(device)``: inputs that need more are not tried.
     """
 
     name: str

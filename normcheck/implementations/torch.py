@@ -42,6 +42,16 @@ class Torch:
 
         return tuple(name for name in DEVICES if getattr(torch, name).is_available())
 
+    def free_memory(self, device: str) -> int | None:
+        """Bytes that can be allocated on an accelerator that is there; None for the CPU, whose memory the engine limits."""
+        import torch
+
+        if device == "cpu" or not getattr(torch, device).is_available():
+            return None
+        if device == "mps":
+            return int(torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory())
+        return int(getattr(torch, device).mem_get_info()[0])
+
     def pin_threads(self, count: int) -> None:
         """Set the number of threads inside one operation."""
         import torch
