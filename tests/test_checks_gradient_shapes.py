@@ -61,6 +61,23 @@ def test_code_that_takes_x_alone_has_no_subsets() -> None:
     assert "takes nothing but x" in result.message
 
 
+def test_a_normalized_shape_that_the_code_refuses_is_no_fault_of_its_gradients() -> None:
+    """Such a setting is left out, as ``normalized-shape`` tells of it; the others are judged."""
+
+    def of_one_axis(x: Any, normalized_shape: tuple[int, ...], weight: Any, bias: Any, eps: float) -> Any:
+        if len(normalized_shape) > 1:
+            raise ValueError("one axis alone")
+        return torch.nn.functional.layer_norm(x, normalized_shape, weight, bias, eps)
+
+    arguments = ("x", "normalized_shape", "weight", "bias", "eps")
+    narrow = Implementation(of_one_axis, LN, arguments=arguments)
+    results = run_check(checks()["gradient-shapes"], Context(narrow, "float32", profile="quick"))
+    assert findings(results) == []
+    settings = {result.regime for result in results}
+    assert any("eps=0.01" in setting for setting in settings)
+    assert not any("(4, 6)" in setting for setting in settings)
+
+
 def test_a_wrong_gradient_for_a_frozen_input_carries_the_subset() -> None:
     """The result says which gradients were asked for."""
     fault = FAULTS["weight-gradient-behind-a-frozen-input"]

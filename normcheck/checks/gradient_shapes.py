@@ -89,7 +89,7 @@ def gradient_shapes(context: Context) -> Iterator[Result]:
         run = functools.cache(functools.partial(_shaped, context, shape))
         yield from _judged(context, "gradient-shapes", run, shown, shape=shape)
     for other, shape in _others(context):
-        run = functools.cache(functools.partial(_shaped, other, shape))
+        run = functools.cache(functools.partial(_set_otherwise, other, shape))
         yield from _judged(other, "gradient-shapes", run, shown, shape=shape, regime=str(other.norm))
     framework = context.implementation.framework
     if has_threads(framework):
@@ -325,6 +325,15 @@ def _shaped(context: Context, shape: tuple[int, ...]) -> Ran:
     case = _case(context, shape)
     gradient = _gradient(context, case, slopes(context, case))
     return gradient, pulled(context, gradient)
+
+
+def _set_otherwise(context: Context, shape: tuple[int, ...]) -> Ran:
+    """As `_shaped`; a setting that the forward pass refuses is left out, for ``normalized-shape`` to tell."""
+    try:
+        context.run(_case(context, shape))
+    except CallError as error:
+        raise SkipCaseError(f"{context.norm} is refused: {error}") from None
+    return _shaped(context, shape)
 
 
 def _others(context: Context) -> Iterator[tuple[Context, tuple[int, ...]]]:
