@@ -128,13 +128,12 @@ def excuse(results: Iterable[Result], names: Mapping[str, str]) -> tuple[Result,
     ----------
     names : the other names, by that of the implementation
     """
-    return tuple(_excused(one, names[one.implementation]) if one.implementation in names else one for one in results)
-
-
-def _excused(result: Result, name: str) -> Result:
-    if not result.outcome.bad:
-        return result
-    return replace(apply([replace(result, implementation=name)])[0], implementation=result.implementation)
+    found = list(results)
+    failing = [i for i, one in enumerate(found) if one.outcome.bad and one.implementation in names]
+    renamed = [replace(found[i], implementation=names[found[i].implementation]) for i in failing]
+    for i, one in zip(failing, apply(renamed), strict=True):
+        found[i] = replace(one, implementation=found[i].implementation)
+    return tuple(found)
 
 
 def _by_implementation_and_check(results: Iterable[Result]) -> dict[str, dict[str, list[int]]]:

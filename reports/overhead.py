@@ -32,7 +32,9 @@ from normcheck.implementations import calls
 from normcheck.implementations.torch import ADAPTER
 
 PARTS = ("code", "reference", "tolerances", "normcheck")
-MODULES = {"normcheck.reference": "reference", "normcheck.bounds": "tolerances", "normcheck.gradient_bounds": "tolerances"}
+MODULES = {"normcheck.reference": "reference"} | dict.fromkeys(
+    ("normcheck.bounds", "normcheck.gradient_bounds", "normcheck.cells"), "tolerances"
+)
 METHODS: dict[type, tuple[str, ...]] = {
     bounds.RowErrors: ("bounds", "judged", "standardized"),
     gradient_bounds.GradientErrors: ("dx", "dweight", "dbias", "row_sum", "judged"),

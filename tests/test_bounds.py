@@ -8,17 +8,8 @@ import math
 import numpy as np
 import pytest
 
-from normcheck.bounds import (
-    CLASS_NAMES,
-    ErrorClass,
-    RowErrors,
-    classes_of,
-    distance,
-    error_class,
-    judge,
-    judge_before_weight,
-    vacuous,
-)
+from normcheck.bounds import CLASS_NAMES, ErrorClass, RowErrors, classes_of, error_class
+from normcheck.cells import distance, judge, judge_before_weight, vacuous
 from normcheck.contract import Contract
 from normcheck.formats import FORMATS, Array, Format
 from normcheck.norms import PLACEMENTS, Standardization

@@ -7,7 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from normcheck.bounds import RowErrors, error_class, judge
+from normcheck.bounds import RowErrors, error_class
+from normcheck.cells import judge
 from normcheck.formats import FORMATS, Array, Format
 from normcheck.gradient_bounds import GradientErrors, per_parameter
 from normcheck.norms import BatchNorm, GroupNorm, LayerNorm, Norm, PartialRMSNorm, RMSNorm, ScaleNorm, Standardization

@@ -18,7 +18,7 @@ TESTS = Path(__file__).parent
 
 FLOORS = (
     ("formats", "norms", "contract", "spelling", "stored"),
-    ("reference", "bounds", "gradient_bounds", "regimes"),
+    ("reference", "bounds", "gradient_bounds", "cells", "regimes"),
     ("implementations", "faults", "results"),
     ("checks",),
     ("engine", "audit", "born", "ledger", "models", "zoo", "history", "merging", "identify", "power", "depth"),

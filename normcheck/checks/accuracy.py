@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from normcheck.bounds import ClassName, Judgement, vacuous
+from normcheck.bounds import ClassName
+from normcheck.cells import Judgement, vacuous
 from normcheck.checks.base import Context, SkipCaseError, describe, guarded, register, ulp_error
 from normcheck.checks.cases import Case
 from normcheck.checks.terms import terms

@@ -24,6 +24,9 @@ from normcheck.regimes import WIDTHS, weights
 from normcheck.results import Outcome, Result, Witness
 
 HEADINGS = ("Statement", "Why it matters", "Holds for", "Tolerance", "Known exceptions", "References")
+_HELD = 8
+"""Arrays of x's shape in the arithmetic's format that a forward and a backward pass may hold: x, y, their gradients, and wide
+copies of each."""
 
 
 class FormError(Exception):
@@ -35,11 +38,6 @@ class FormError(Exception):
     """
 
     snippet = ""
-
-
-_HELD = 8
-"""Arrays of x's shape in the arithmetic's format that a forward and a backward pass may hold: x, y, their gradients, and wide
-copies of each."""
 
 
 class SkipCaseError(Exception):

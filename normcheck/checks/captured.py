@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from normcheck.bounds import vacuous
+from normcheck.cells import vacuous
 from normcheck.checks.accuracy import grade
 from normcheck.checks.base import Context, SkipCaseError, register, ulp_error
 from normcheck.checks.cases import Case, make_case, numerics

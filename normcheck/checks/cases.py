@@ -9,16 +9,8 @@ from typing import Literal
 
 import numpy as np
 
-from normcheck.bounds import (
-    ClassName,
-    ErrorClass,
-    Judgement,
-    RowErrors,
-    classes_of,
-    distance,
-    judge,
-    judge_before_weight,
-)
+from normcheck.bounds import ClassName, ErrorClass, RowErrors, classes_of
+from normcheck.cells import Judgement, distance, judge, judge_before_weight
 from normcheck.contract import Accumulation, Contract
 from normcheck.formats import Array, Format, format_of
 from normcheck.implementations import Inputs
@@ -138,7 +130,7 @@ class Case:
         return replace(self, errors=replace(self.errors, flushes=True))
 
     def judge(self, output: Array, name: ClassName, gap: Array | None = None) -> Judgement:
-        """Hold output rows (R, D) against the bound of a class; ``gap`` as for `normcheck.bounds.judge`."""
+        """Hold output rows (R, D) against the bound of a class; ``gap`` as for `normcheck.cells.judge`."""
         judged, bound = self.errors.judged(), self.bound(name)
         if not self.inner_cast:
             return judge(output, self.certified, bound, self.out_format, judged, gap)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from normcheck.bounds import Judgement, judge, vacuous
+from normcheck.cells import Judgement, judge, vacuous
 from normcheck.checks.base import Context, FormError, describe
 from normcheck.checks.cases import Case
 from normcheck.checks.terms import gradient_terms

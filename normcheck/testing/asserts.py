@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from normcheck.bounds import Judgement, vacuous
+from normcheck.cells import Judgement, vacuous
 from normcheck.checks import Context, FormError
 from normcheck.checks.accuracy import flushed
 from normcheck.checks.base import check_form, describe
